@@ -1,0 +1,229 @@
+/* save_worker.c - the threads of a save: encode, hash, place in file order, write, close shards. */
+#include "format/codec.h"
+#include "format/save_job.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct worker {
+    tsr_save_job *j;
+    tsr_coder *coder;
+    uint8_t *out; /* encoded bytes */
+    size_t out_bytes;
+} worker;
+
+void save_fail(tsr_save_job *j, tsr_status st, const tsr_err *err)
+{
+    (void)pthread_mutex_lock(&j->mu);
+    if (j->st == TSR_OK) {
+        j->st = st;
+        j->err = *err;
+    }
+    (void)pthread_cond_broadcast(&j->work);
+    (void)pthread_cond_broadcast(&j->room);
+    (void)pthread_cond_broadcast(&j->turn);
+    (void)pthread_mutex_unlock(&j->mu);
+}
+
+/* What will be stored for the item, and its extent record but for the offset. */
+static tsr_status encode(worker *w, const save_item *it, const uint8_t **stored, tsr_extent_rec *e, tsr_err *err)
+{
+    const save_slot *s = &it->slot;
+    const save_tensor *t = &w->j->plan.tensors[s->tensor];
+    *e = (tsr_extent_rec){ .raw_bytes = s->raw_bytes, .file = s->file };
+    *stored = it->buf->data;
+    if (w->j->source.describe != NULL) {
+        e->codec = (uint8_t)it->x.codec;
+        e->stored_bytes = it->x.stored_bytes;
+        e->raw_hash = it->x.raw_hash;
+        e->hash = tsr_hash64(it->buf->data, it->x.stored_bytes);
+        if (e->hash != it->x.hash) {
+            TSR_FAIL(err, TSR_E_FORMAT, "%s: expert %u: checksum differs in the source: the data is damaged", t->d.name,
+                     s->item);
+        }
+        return TSR_OK;
+    }
+    memset(it->buf->data + s->payload_bytes, 0, s->raw_bytes - s->payload_bytes);
+    e->raw_hash = tsr_hash64(it->buf->data, s->payload_bytes);
+    e->stored_bytes = s->raw_bytes;
+    e->hash = e->raw_hash;
+    if (t->filtered) {
+        size_t need = tsr_codec_bound(s->raw_bytes), got;
+        if (w->out_bytes < need) {
+            free(w->out);
+            w->out = malloc(need);
+            w->out_bytes = w->out != NULL ? need : 0;
+        }
+        if (w->out == NULL) {
+            TSR_FAIL(err, TSR_E_LIMIT, "out of memory to encode");
+        }
+        tsr_codec codec = tsr_codec_for(t->d.dtype);
+        TSR_TRY(tsr_codec_encode(w->coder, codec, tsr_dtype_info((unsigned)t->d.dtype)->bytes_per_unit,
+                                 w->j->o.zstd_level > 0 ? w->j->o.zstd_level : 1, it->buf->data, s->raw_bytes, w->out,
+                                 w->out_bytes, &got, err));
+        if (got > 0) {
+            e->codec = (uint8_t)codec;
+            e->stored_bytes = got;
+            *stored = w->out;
+        }
+    }
+    if (e->codec != TSR_CODEC_RAW || s->raw_bytes != s->payload_bytes) {
+        e->hash = tsr_hash64(*stored, e->stored_bytes);
+    }
+    return TSR_OK;
+}
+
+/* A shard that is not written but linked from the source (reshard). */
+static tsr_status link_file(tsr_save_job *j, uint32_t file, tsr_err *err)
+{
+    const save_file *f = &j->plan.files[file];
+    tsr_file_info info;
+    TSR_TRY(tsr_ckpt_file(j->source.link_source, (uint32_t)f->link_from, &info, err));
+    char *src = NULL, *dst = NULL;
+    tsr_status st = TSR_OK;
+    if (asprintf(&src, "%s/%s", tsr_ckpt_path(j->source.link_source), info.name) < 0 ||
+        asprintf(&dst, "%s/%s", j->temp, f->name) < 0) {
+        st = TSR_ERR(err, TSR_E_LIMIT, "out of memory");
+    } else {
+        st = tsr_fs_link_or_copy(src, dst, err);
+    }
+    free(src);
+    free(dst);
+    return st;
+}
+
+static tsr_status close_file(tsr_save_job *j, uint32_t file, tsr_err *err)
+{
+    const save_file *f = &j->plan.files[file];
+    if (f->link_from >= 0) {
+        return TSR_OK;
+    }
+    if (j->parent != NULL && j->parent_file[file] >= 0) {
+        bool linked;
+        TSR_TRY(save_parent_link(j, file, &linked, err));
+        if (linked) {
+            save_shard_abort(&j->shards[file]);
+            return TSR_OK;
+        }
+        TSR_TRY(save_parent_copy(j, file, err));
+    }
+    return save_shard_close(&j->shards[file], j->extents, &j->recs[file], err);
+}
+
+/* Waits until it is this item's turn to take a place. False: the job has failed. */
+static bool take_turn(tsr_save_job *j, uint64_t ticket)
+{
+    (void)pthread_mutex_lock(&j->mu);
+    while (j->st == TSR_OK && j->next_ticket != ticket) {
+        (void)pthread_cond_wait(&j->turn, &j->mu);
+    }
+    bool go = j->st == TSR_OK;
+    (void)pthread_mutex_unlock(&j->mu);
+    return go;
+}
+
+static void end_turn(tsr_save_job *j)
+{
+    (void)pthread_mutex_lock(&j->mu);
+    j->next_ticket++;
+    (void)pthread_cond_broadcast(&j->turn);
+    (void)pthread_mutex_unlock(&j->mu);
+}
+
+static tsr_status place_and_write(worker *w, const save_item *it, const uint8_t *stored, tsr_extent_rec *e,
+                                  tsr_err *err)
+{
+    tsr_save_job *j = w->j;
+    const save_slot *s = &it->slot;
+    save_shard *shard = j->shards[s->file];
+    tsr_status st = save_shard_place(shard, s, e->stored_bytes, e->codec != TSR_CODEC_RAW, &e->offset, err);
+    end_turn(j);
+    TSR_TRY(st);
+    if (j->parent != NULL && save_parent_has(j, s, e, stored)) {
+        j->same[s->extent] = 1;
+    } else {
+        TSR_TRY(save_shard_write(shard, e->offset, stored, e->stored_bytes, err));
+    }
+    j->extents[s->extent] = *e;
+    return TSR_OK;
+}
+
+static tsr_status process(worker *w, save_item *it, tsr_err *err)
+{
+    tsr_save_job *j = w->j;
+    uint32_t file = it->slot.file;
+    tsr_extent_rec e = { 0 };
+    const uint8_t *stored = NULL;
+    if (it->buf != NULL) {
+        TSR_TRY(encode(w, it, &stored, &e, err));
+    }
+    if (!take_turn(j, it->ticket)) {
+        return TSR_OK; /* the failure is on record */
+    }
+    if (it->buf == NULL) {
+        bool link = j->plan.files[file].link_from >= 0;
+        tsr_status st = link ? link_file(j, file, err)
+                             : save_shard_open(&j->shards[file], &j->plan, file, j->temp,
+                                               j->o.zstd_level > 0 ? j->o.zstd_level : 1, err);
+        end_turn(j);
+        TSR_TRY(st);
+    } else {
+        TSR_TRY(place_and_write(w, it, stored, &e, err));
+    }
+    (void)pthread_mutex_lock(&j->mu);
+    bool last = --j->remaining[file] == 0;
+    j->written += it->slot.payload_bytes;
+    j->stored_bytes += e.stored_bytes;
+    (void)pthread_mutex_unlock(&j->mu);
+    return last ? close_file(j, file, err) : TSR_OK;
+}
+
+static void give_back(tsr_save_job *j, save_item *it)
+{
+    (void)pthread_mutex_lock(&j->mu);
+    if (it->buf != NULL) {
+        it->buf->next = j->spare;
+        j->spare = it->buf;
+        j->buffer_used -= it->buf->bytes;
+        (void)pthread_cond_signal(&j->room);
+    }
+    (void)pthread_mutex_unlock(&j->mu);
+    free(it);
+}
+
+static save_item *next_item(tsr_save_job *j)
+{
+    (void)pthread_mutex_lock(&j->mu);
+    while (j->head == NULL && !j->no_more && j->st == TSR_OK) {
+        (void)pthread_cond_wait(&j->work, &j->mu);
+    }
+    save_item *it = j->head;
+    if (it != NULL) {
+        j->head = it->next;
+        j->tail = j->head == NULL ? NULL : j->tail;
+    }
+    (void)pthread_mutex_unlock(&j->mu);
+    return it;
+}
+
+void *save_worker(void *job)
+{
+    worker w = { .j = job, .coder = tsr_coder_new() };
+    tsr_err err;
+    if (w.coder == NULL) {
+        save_fail(w.j, TSR_ERR(&err, TSR_E_LIMIT, "out of memory"), &err);
+    }
+    for (save_item *it; (it = next_item(w.j)) != NULL;) {
+        if (__atomic_load_n(&w.j->st, __ATOMIC_RELAXED) == TSR_OK) {
+            tsr_status st = process(&w, it, &err);
+            if (st != TSR_OK) {
+                save_fail(w.j, st, &err);
+            }
+        }
+        give_back(w.j, it);
+    }
+    tsr_coder_free(&w.coder);
+    free(w.out);
+    return NULL;
+}
