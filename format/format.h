@@ -159,16 +159,12 @@ TSR_NODISCARD tsr_status tsr_ckpt_each_member(const tsr_ckpt *c,
 
 /* ---- opening anything that is a checkpoint (tsr_format) ------------------------------------------ */
 
-/* A checkpoint folder; a run folder (its newest committed checkpoint that opens, as tsr_run_latest); the path
+/* A checkpoint folder; a run folder (its newest committed checkpoint, as tsr_run_latest with quick checks); the path
  * "run/latest"; an uncompressed tar of a checkpoint folder, read in place. *note_out (may be NULL): a malloc'ed
  * line saying what was skipped and why, or NULL. */
 TSR_NODISCARD tsr_status tsr_ckpt_open_any(tsr_ckpt **out, const char *path, char **note_out, tsr_err *err);
 /* True when path looks like something tsr_ckpt_open_any would try (a manifest, a tar, a run folder). */
 bool tsr_ckpt_probe(const char *path);
-
-/* The newest committed checkpoint of a run folder that opens (quick checks). *path_out malloc'ed. Checkpoints
- * that do not open are skipped; *note_out as above. TSR_E_MISSING when there is none. */
-TSR_NODISCARD tsr_status tsr_run_latest(const char *run, char **path_out, char **note_out, tsr_err *err);
 
 /* ---- writing ------------------------------------------------------------------------------------ */
 
@@ -300,6 +296,14 @@ typedef struct tsr_verify_report {
  * a folder or a tar. threads 0: processors. */
 TSR_NODISCARD tsr_status tsr_verify(const char *path, tsr_verify_level level, int threads, tsr_finding_fn fn,
                                     void *payload, const tsr_progress *progress, tsr_verify_report *out, tsr_err *err);
+
+/* True when the folder holds step-* folders. */
+bool tsr_run_probe(const char *path);
+/* The newest committed checkpoint of a run folder that a verification of this level finds nothing wrong with
+ * (resuming wants TSR_VERIFY_FULL). *path_out malloc'ed. Those with findings are skipped; *note_out (may be NULL): a
+ * malloc'ed line saying which and why, or NULL. TSR_E_MISSING when there is none. */
+TSR_NODISCARD tsr_status tsr_run_latest(const char *run, tsr_verify_level level, char **path_out, char **note_out,
+                                        tsr_err *err);
 
 /* Makes index.tsx again from the shards' own tables and the manifest; replaces it by rename. *changed_out: the
  * bytes differ from what was there. */

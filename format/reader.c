@@ -97,7 +97,7 @@ static tsr_status check_sizes(tsr_ckpt *c, tsr_err *err)
     return TSR_OK;
 }
 
-tsr_status tsr_ckpt_open_dir(tsr_ckpt **out, tsr_dir *dir, tsr_err *err)
+tsr_status tsr_ckpt_open_dir(tsr_ckpt **out, tsr_dir *dir, bool lenient, tsr_err *err)
 {
     *out = NULL;
     tsr_status st;
@@ -115,7 +115,7 @@ tsr_status tsr_ckpt_open_dir(tsr_ckpt **out, tsr_dir *dir, tsr_err *err)
     if (st == TSR_OK) {
         st = open_index(c, err);
     }
-    if (st == TSR_OK) {
+    if (st == TSR_OK && !lenient) {
         st = check_sizes(c, err);
     }
     if (st == TSR_OK) {
@@ -136,7 +136,7 @@ tsr_status tsr_ckpt_open(tsr_ckpt **out, const char *path, tsr_err *err)
     *out = NULL;
     tsr_dir *dir;
     TSR_TRY(tsr_dir_open_posix(&dir, path, err));
-    return tsr_ckpt_open_dir(out, dir, err);
+    return tsr_ckpt_open_dir(out, dir, false, err);
 }
 
 void tsr_ckpt_close(tsr_ckpt **c)

@@ -6,8 +6,8 @@
 #include "format/index.h"
 #include "format/io.h"
 
-/* Takes dir over, also on failure. */
-TSR_NODISCARD tsr_status tsr_ckpt_open_dir(tsr_ckpt **out, tsr_dir *dir, tsr_err *err);
+/* Takes dir over, also on failure. lenient: shards that are missing or of a wrong size do not matter yet. */
+TSR_NODISCARD tsr_status tsr_ckpt_open_dir(tsr_ckpt **out, tsr_dir *dir, bool lenient, tsr_err *err);
 const tsr_index *tsr_ckpt_index(const tsr_ckpt *c);
 tsr_dir *tsr_ckpt_dir(const tsr_ckpt *c);
 /* The shard's io, opened and head-checked; borrowed. */

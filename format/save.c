@@ -46,9 +46,8 @@ static int thread_count(const tsr_save_opts *o)
     return n < 1 ? 1 : n > SAVE_THREADS_MAX ? SAVE_THREADS_MAX : (int)n;
 }
 
-/* Bytes for buffers in flight, after what encoders need. */
-static tsr_status buffer_budget(const save_plan *p, const tsr_save_opts *o, bool snapshot, uint64_t *out,
-                                uint64_t *total, tsr_err *err)
+tsr_status save_buffer_budget(const save_plan *p, const tsr_save_opts *o, bool snapshot, uint64_t *out, uint64_t *total,
+                              tsr_err *err)
 {
     uint64_t limit = o->mem_limit > 0 ? o->mem_limit : DEFAULT_MEM_LIMIT;
     uint64_t threads = (uint64_t)thread_count(o), chunk = p->largest_chunk + sizeof(save_buffer);
@@ -69,8 +68,8 @@ tsr_status tsr_save_plan_make(tsr_save_plan *out, const tsr_tensor_decl *decls, 
     save_plan p;
     uint64_t buffers;
     *out = (tsr_save_plan){ 0 };
-    TSR_TRY(save_plan_make(&p, decls, count, NULL, o, err));
-    tsr_status st = buffer_budget(&p, o, false, &buffers, &out->buffer_bytes, err);
+    TSR_TRY(save_plan_make(&p, decls, count, o, err));
+    tsr_status st = save_buffer_budget(&p, o, false, &buffers, &out->buffer_bytes, err);
     out->payload_bytes = p.payload_bytes;
     out->disk_bytes = save_disk_bytes(&p, o);
     out->extent_count = p.extent_count;
@@ -526,7 +525,7 @@ static tsr_status job_start(tsr_save_job **out, const char *path, save_plan *pla
     (void)pthread_cond_init(&j->turn, NULL);
     tsr_status st = copy_opts(j, o, err);
     if (st == TSR_OK) {
-        st = buffer_budget(&j->plan, o, snapshot, &j->buffer_limit, &total, err);
+        st = save_buffer_budget(&j->plan, o, snapshot, &j->buffer_limit, &total, err);
     }
     if (st == TSR_OK) {
         st = prepare(j, path, err);
@@ -566,7 +565,7 @@ tsr_status tsr_save_start(tsr_save_job **out, const char *path, const tsr_tensor
 {
     *out = NULL;
     save_plan p;
-    TSR_TRY(save_plan_make(&p, decls, count, NULL, o, err));
+    TSR_TRY(save_plan_make(&p, decls, count, o, err));
     save_source source = { .fill = fill, .payload = payload };
     return job_start(out, path, &p, &source, o, true, err);
 }
@@ -598,7 +597,7 @@ tsr_status tsr_save(const char *path, const tsr_tensor_decl *decls, uint32_t cou
 {
     save_plan p;
     tsr_save_job *j;
-    TSR_TRY(save_plan_make(&p, decls, count, NULL, o, err));
+    TSR_TRY(save_plan_make(&p, decls, count, o, err));
     save_source source = { .fill = fill, .payload = payload };
     TSR_TRY(job_start(&j, path, &p, &source, o, false, err));
     return tsr_save_wait(&j, NULL, err);

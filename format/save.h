@@ -41,9 +41,14 @@ typedef struct save_plan {
     bool any_filtered;
 } save_plan;
 
-/* filtered: per declaration, or NULL: decided by o->compress and the dtype. */
 TSR_NODISCARD tsr_status save_plan_make(save_plan *p, const tsr_tensor_decl *decls, uint32_t count,
-                                        const bool *filtered, const tsr_save_opts *o, tsr_err *err);
+                                        const tsr_save_opts *o, tsr_err *err);
+/* In steps: declarations only (filtered: per declaration, or NULL: decided by o->compress and the dtype), then files
+ * by the options for a class, or one by one, then save_plan_assign. */
+TSR_NODISCARD tsr_status save_plan_begin(save_plan *p, const tsr_tensor_decl *decls, uint32_t count,
+                                         const bool *filtered, const tsr_save_opts *o, tsr_err *err);
+TSR_NODISCARD tsr_status save_plan_add_class(save_plan *p, tsr_class klass, uint32_t experts, const tsr_save_opts *o,
+                                             tsr_err *err);
 void save_plan_free(save_plan *p);
 /* Adds one file; used by reshard for linked pieces too. experts is copied. */
 TSR_NODISCARD tsr_status save_plan_add_file(save_plan *p, tsr_class klass, uint32_t partition, uint32_t of,
@@ -142,6 +147,9 @@ typedef struct save_source {
 /* Takes plan over, also on failure. */
 TSR_NODISCARD tsr_status save_job_start(tsr_save_job **out, const char *path, save_plan *plan,
                                         const save_source *source, const tsr_save_opts *o, tsr_err *err);
+/* Bytes for buffers in flight (*out) and with what encoders need (*total). snapshot: as many as the limit allows. */
+TSR_NODISCARD tsr_status save_buffer_budget(const save_plan *p, const tsr_save_opts *o, bool snapshot, uint64_t *out,
+                                            uint64_t *total, tsr_err *err);
 /* Bytes on disk, at most (a guess of 60 % for what will be compressed). */
 uint64_t save_disk_bytes(const save_plan *p, const tsr_save_opts *o);
 

@@ -191,7 +191,8 @@ tsr_status save_plan_add_file(save_plan *p, tsr_class klass, uint32_t partition,
 }
 
 /* Files of one expert class, or of one dense class, by the options. */
-static tsr_status add_class(save_plan *p, tsr_class klass, uint32_t experts, const tsr_save_opts *o, tsr_err *err)
+tsr_status save_plan_add_class(save_plan *p, tsr_class klass, uint32_t experts, const tsr_save_opts *o,
+                               tsr_err *err)
 {
     if (!is_expert_class(klass)) {
         uint32_t n = o->dense_files > 0 ? o->dense_files : 1;
@@ -309,7 +310,7 @@ tsr_status save_plan_assign(save_plan *p, tsr_err *err)
     return TSR_OK;
 }
 
-static tsr_status make_plan(save_plan *p, const tsr_tensor_decl *decls, uint32_t count, const bool *filtered,
+static tsr_status take_decls(save_plan *p, const tsr_tensor_decl *decls, uint32_t count, const bool *filtered,
                             const tsr_save_opts *o, tsr_err *err)
 {
     p->arena = tsr_arena_new(0);
@@ -332,11 +333,22 @@ static tsr_status make_plan(save_plan *p, const tsr_tensor_decl *decls, uint32_t
     return refuse_doubles(p, err);
 }
 
-tsr_status save_plan_make(save_plan *p, const tsr_tensor_decl *decls, uint32_t count, const bool *filtered,
-                          const tsr_save_opts *o, tsr_err *err)
+tsr_status save_plan_begin(save_plan *p, const tsr_tensor_decl *decls, uint32_t count, const bool *filtered,
+                           const tsr_save_opts *o, tsr_err *err)
 {
     *p = (save_plan){ 0 };
-    tsr_status st = make_plan(p, decls, count, filtered, o, err);
+    tsr_status st = take_decls(p, decls, count, filtered, o, err);
+    if (st != TSR_OK) {
+        save_plan_free(p);
+    }
+    return st;
+}
+
+tsr_status save_plan_make(save_plan *p, const tsr_tensor_decl *decls, uint32_t count, const tsr_save_opts *o,
+                          tsr_err *err)
+{
+    TSR_TRY(save_plan_begin(p, decls, count, NULL, o, err));
+    tsr_status st = TSR_OK;
     for (int k = 0; st == TSR_OK && k < TSR_CLASS_COUNT; k++) {
         uint32_t experts = 0;
         bool any = k == TSR_CLASS_DENSE && count == 0; /* an empty bag still has one shard */
@@ -348,7 +360,7 @@ tsr_status save_plan_make(save_plan *p, const tsr_tensor_decl *decls, uint32_t c
             }
         }
         if (any) {
-            st = add_class(p, (tsr_class)k, experts, o, err);
+            st = save_plan_add_class(p, (tsr_class)k, experts, o, err);
         }
     }
     if (st == TSR_OK) {
