@@ -50,6 +50,8 @@ typedef struct tsr_source_ops {
     tsr_status (*open)(tsr_source **out, const char *path, const tsr_source_opts *o, tsr_err *err);
     /* Bytes [off, off+n) of tensor i. Thread-safe. */
     tsr_status (*read)(tsr_source *s, int64_t i, uint64_t off, void *dst, size_t n, tsr_err *err);
+    /* A whole asset whose path and data are NULL; malloc'ed. NULL where every asset has one of them. */
+    tsr_status (*read_asset)(tsr_source *s, int64_t asset, char **out, tsr_err *err);
     void (*close)(tsr_source *s);
 } tsr_source_ops;
 
@@ -83,16 +85,16 @@ extern const tsr_source_ops *const tsr_source_formats[];
 /* Canonical names are what Tessera checkpoints hold and what model/ asks for (docs/NAMES.md).
  * Patterns: {l} a layer number, {e} an expert number (canonical decimal, no leading zeros), {*} the rest of the
  * name (last position only). A row matches only when its dtype and rank conditions hold. */
-typedef enum tsr_pack {
+typedef enum tsr_packing {
     TSR_PACK_NONE,   /* same dtype, same shape */
     TSR_PACK_NIBBLES /* source U8 [.., n] of nibble pairs <-> MXFP4 [.., 2n] */
-} tsr_pack;
+} tsr_packing;
 typedef struct tsr_name_row {
     const char *source;    /* "language_model.model.layers.{l}.self_attn.q_proj.weight" */
     const char *canonical; /* "layers.{l}.attn.q.weight" */
     uint8_t src_dtype;     /* 0: any; else the row matches only this dtype in the source */
     uint8_t dtype;         /* 0: the source's; else what the bytes mean (MXFP4, E8M0) */
-    uint8_t pack;          /* tsr_pack */
+    uint8_t pack;          /* tsr_packing */
     const char *partner;   /* canonical pattern of the tensor with its scales; NULL */
     bool alias;            /* an older spelling: read, never written; the name as it came is kept for export */
 } tsr_name_row;
@@ -115,30 +117,23 @@ const tsr_name_row *tsr_layout_map(const tsr_layout *l, bool to_source, const ch
 
 /* ---- a source seen through a layout ------------------------------------------------------------------ */
 
-/* One canonical tensor or one expert's matrix, backed by one source tensor. */
-typedef struct tsr_mapped {
-    const char *name;    /* canonical, full (expert's number in it) */
-    const int64_t *shape;/* logical; rank as the source's */
-    int64_t src;         /* index in source->tensors */
-    int64_t partner;     /* index in the map of its scales, -1 */
-    int32_t layer;       /* -1 */
-    int32_t expert;      /* -1: plain */
-    uint8_t dtype, src_dtype, rank, klass;
-    uint32_t group;      /* index in groups */
-} tsr_mapped;
+/* Items are canonical tensors, one per source tensor: a plain tensor, or one expert's matrix. Groups are plain
+ * tensors and families: exactly the writer's declarations. Group g's expert e is item group_first[g] + e. */
 typedef struct tsr_map {
     const tsr_layout *layout;
-    tsr_source *source;  /* borrowed */
-    tsr_mapped *items;   /* sorted: groups in canonical file order, experts ascending inside */
-    int64_t count;
-    /* Groups: a plain tensor, or a family of all experts of a layer: exactly the writer's declarations. */
-    tsr_tensor_decl *groups;
-    int64_t *group_first; /* index of the group's first item: group g, expert e is items[group_first[g] + e] */
+    tsr_source *source;      /* borrowed */
+    int64_t *src;            /* per item: number in source->tensors */
+    int64_t count;           /* items */
+    tsr_tensor_decl *groups; /* in canonical file order; names and shapes live in the arena or the source */
+    int64_t *group_first;    /* group_count + 1 entries */
     uint32_t group_count;
-    int64_t unmapped;     /* source tensors no row knew: kept under "other.<source name>" */
+    int64_t ignored;         /* source tensors the keep function refused */
+    int64_t unmapped;        /* source tensors no row knew: kept under "other.<source name>" */
     const char *const *warnings;
     int64_t warning_count;
     tsr_arena *arena;
+    uint32_t *hash; /* names of groups */
+    uint64_t hash_size;
 } tsr_map;
 /* Ledger: every source tensor becomes exactly one item; two that map to one name: TSR_E_CONFLICT; a family with
  * a gap: TSR_E_MISSING naming layer and experts; differing shapes inside a family: TSR_E_CONFLICT; a packed
@@ -148,12 +143,19 @@ typedef struct tsr_map_opts {
     uint64_t mem_limit;
     bool tie_head; /* accept a missing lm_head although tie_word_embeddings is false */
     bool partial;  /* do not demand completeness against the catalogue (ls, cat, diff of a part) */
+    bool (*keep)(void *payload, const char *source_name); /* NULL: all; else completeness is not demanded */
+    void *keep_payload;
 } tsr_map_opts;
 TSR_NODISCARD tsr_status tsr_map_make(tsr_map **out, tsr_source *s, const tsr_layout *l, const tsr_map_opts *o,
                                       tsr_err *err);
 void tsr_map_free(tsr_map **m);
-/* Index of the item with this canonical name, or -1. O(log n). */
-int64_t tsr_map_find(const tsr_map *m, const char *canonical);
+/* The item with this canonical name, or -1. *group (may be NULL) is its group; for a family's own name ("..{e}..") the
+ * result is -1 and *group is set; else *group is UINT32_MAX. O(1). */
+int64_t tsr_map_find(const tsr_map *m, const char *canonical, uint32_t *group);
+/* The group of item i, and (may be NULL) its expert, -1 for a plain tensor. */
+uint32_t tsr_map_group(const tsr_map *m, int64_t i, int32_t *expert);
+/* Canonical name of item i, as snprintf. */
+size_t tsr_map_name(const tsr_map *m, int64_t i, char *buf, size_t buf_bytes);
 /* Decoded bytes [off, off+n) of item i. Thread-safe. */
 TSR_NODISCARD tsr_status tsr_map_read(const tsr_map *m, int64_t i, uint64_t off, void *dst, size_t n, tsr_err *err);
 

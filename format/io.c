@@ -326,10 +326,24 @@ static tsr_status list_one(const char *root, const char *rel, listing *l, tsr_er
         struct stat s, link;
         char *name;
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 ||
-            fstatat(dirfd(d), e->d_name, &s, 0) != 0 ||
-            fstatat(dirfd(d), e->d_name, &link, AT_SYMLINK_NOFOLLOW) != 0 ||
-            !(S_ISREG(s.st_mode) || S_ISDIR(link.st_mode))) {
-            continue; /* gone meanwhile, dangling, a device, or a link to a folder */
+            fstatat(dirfd(d), e->d_name, &link, AT_SYMLINK_NOFOLLOW) != 0) {
+            continue;
+        }
+        if (fstatat(dirfd(d), e->d_name, &s, 0) != 0) {
+            if (!S_ISLNK(link.st_mode)) {
+                continue; /* gone meanwhile */
+            }
+            int why = errno;
+            if (asprintf(&name, "%s/%s", dir, e->d_name) < 0) {
+                st = TSR_ERR(err, TSR_E_LIMIT, "out of memory");
+            } else {
+                st = open_error(name, why, err); /* a dangling link is a promised file that is not there */
+                free(name);
+            }
+            continue;
+        }
+        if (!(S_ISREG(s.st_mode) || S_ISDIR(link.st_mode))) {
+            continue; /* a device, or a link to a folder */
         }
         bool sub = S_ISDIR(s.st_mode);
         if (asprintf(&name, "%s%s%s", rel, e->d_name, sub ? "/" : "") < 0) {

@@ -1,4 +1,4 @@
-/* io.h - the only raw file I/O. Private to format/ (and tests). Everything above reads through tsr_io and
+/* io.h - the only raw file I/O. For format/, convert/ and tests; not installed. Everything above reads through tsr_io and
  * tsr_dir, so that a folder, a tar, a buffer in memory and a fault injector run the same code. */
 #ifndef TSR_FORMAT_IO_H
 #define TSR_FORMAT_IO_H
@@ -110,6 +110,13 @@ TSR_NODISCARD tsr_status tsr_fs_remove_tree(const char *path, tsr_err *err);
 TSR_NODISCARD tsr_status tsr_fs_free_bytes(const char *path, uint64_t *out, tsr_err *err);
 bool tsr_fs_exists(const char *path); /* lstat succeeds */
 bool tsr_fs_is_dir(const char *path); /* follows links */
+
+/* flock on a file in a folder of ours; *fd_out to be closed by tsr_fs_unlock. TSR_E_CONFLICT when another holds it. */
+TSR_NODISCARD tsr_status tsr_fs_lock(const char *path, int *fd_out, tsr_err *err);
+void tsr_fs_unlock(int *fd);
+/* Resolves where a new checkpoint goes: dst must not exist, or be (a link to) an empty folder. Returns the real
+ * path and the temporary one beside it (both malloc'ed). */
+TSR_NODISCARD tsr_status tsr_fs_target(const char *dst, bool resumable, char **real, char **temp, tsr_err *err);
 
 /* errno to class: ENOENT is TSR_E_MISSING, ENOSPC and the like TSR_E_IO; message "path: what: strerror". */
 tsr_status tsr_fs_error(tsr_err *err, int errnum, const char *path, const char *what);

@@ -368,7 +368,7 @@ tsr_status tsr_unpack(const char *in, const char *dst, const tsr_progress *progr
     char *real = NULL, *temp = NULL;
     unpacker u = { .in = in, .skip = SIZE_MAX, .progress = progress };
     tsr_status st;
-    TSR_GO(save_target(dst, false, &real, &temp, err));
+    TSR_GO(tsr_fs_target(dst, false, &real, &temp, err));
     u.temp = temp;
     u.a = archive_read_new();
     if (u.a == NULL) {

@@ -186,7 +186,7 @@ static tsr_status enter_partial(tsr_save_job *j, tsr_err *err)
     if (!tsr_fs_exists(j->temp)) {
         TSR_GO(tsr_fs_mkdirs(j->temp, err));
     }
-    TSR_GO(save_lock(lock, &j->lock_fd, err));
+    TSR_GO(tsr_fs_lock(lock, &j->lock_fd, err));
     if (tsr_fs_exists(note) && !j->o.restart) {
         TSR_GO(tsr_io_open_file(&io, note, err));
         char *had = io->size < (1u << 24) ? malloc(io->size + 1) : NULL;
@@ -202,10 +202,10 @@ static tsr_status enter_partial(tsr_save_job *j, tsr_err *err)
         free(had);
         goto out;
     }
-    save_unlock(&j->lock_fd);
+    tsr_fs_unlock(&j->lock_fd);
     TSR_GO(tsr_fs_remove_tree(j->temp, err));
     TSR_GO(tsr_fs_mkdirs(j->temp, err));
-    TSR_GO(save_lock(lock, &j->lock_fd, err));
+    TSR_GO(tsr_fs_lock(lock, &j->lock_fd, err));
     st = tsr_fs_write_file(note, key, strlen(key), err);
 out:
     tsr_io_close(&io);
@@ -217,7 +217,7 @@ out:
 static tsr_status prepare(tsr_save_job *j, const char *path, tsr_err *err)
 {
     const save_plan *p = &j->plan;
-    TSR_TRY(save_target(path, j->o.resumable, &j->real, &j->temp, err));
+    TSR_TRY(tsr_fs_target(path, j->o.resumable, &j->real, &j->temp, err));
     j->extents = calloc(p->extent_count + 1, sizeof *j->extents);
     j->recs = calloc((size_t)p->file_count + 1, sizeof *j->recs);
     j->finished = calloc((size_t)p->file_count + 1, sizeof *j->finished);
@@ -428,7 +428,7 @@ static void *finish(void *job)
     if (j->st != TSR_OK) {
         clean_up(j);
     }
-    save_unlock(&j->lock_fd);
+    tsr_fs_unlock(&j->lock_fd);
     return NULL;
 }
 
@@ -541,7 +541,7 @@ static tsr_status job_start(tsr_save_job **out, const char *path, save_plan *pla
         if (st != TSR_E_CONFLICT) {
             clean_up(j); /* on a conflict the folder is somebody else's, or the user's to decide on */
         }
-        save_unlock(&j->lock_fd);
+        tsr_fs_unlock(&j->lock_fd);
         free_job(&j);
         return st;
     }

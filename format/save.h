@@ -153,13 +153,7 @@ TSR_NODISCARD tsr_status save_buffer_budget(const save_plan *p, const tsr_save_o
 /* Bytes on disk, at most (a guess of 60 % for what will be compressed). */
 uint64_t save_disk_bytes(const save_plan *p, const tsr_save_opts *o);
 
-/* flock on a file in a folder of ours; *fd_out to be closed by save_unlock. TSR_E_CONFLICT when another holds it. */
-TSR_NODISCARD tsr_status save_lock(const char *path, int *fd_out, tsr_err *err);
-void save_unlock(int *fd);
 /* Removes temporary folders of dead processes of this host in parent. */
 void save_sweep(const char *parent);
-/* Resolves where a new checkpoint goes: dst must not exist, or be (a link to) an empty folder. Returns the real
- * path and the temporary one beside it (both malloc'ed). */
-TSR_NODISCARD tsr_status save_target(const char *dst, bool resumable, char **real, char **temp, tsr_err *err);
 
 #endif

@@ -1,4 +1,4 @@
-/* save_target.c - where a new checkpoint is prepared and where it ends up; locks and leftovers. */
+/* tsr_fs_target.c - where a new checkpoint is prepared and where it ends up; locks and leftovers. */
 #include "format/save.h"
 
 #include <dirent.h>
@@ -34,7 +34,7 @@ static void host_name(char out[65])
     out[64] = '\0';
 }
 
-tsr_status save_target(const char *dst, bool resumable, char **real, char **temp, tsr_err *err)
+tsr_status tsr_fs_target(const char *dst, bool resumable, char **real, char **temp, tsr_err *err)
 {
     *real = NULL;
     *temp = NULL;
@@ -102,7 +102,7 @@ void save_sweep(const char *parent)
     (void)closedir(d);
 }
 
-tsr_status save_lock(const char *path, int *fd_out, tsr_err *err)
+tsr_status tsr_fs_lock(const char *path, int *fd_out, tsr_err *err)
 {
     *fd_out = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (*fd_out < 0) {
@@ -110,7 +110,7 @@ tsr_status save_lock(const char *path, int *fd_out, tsr_err *err)
     }
     if (flock(*fd_out, LOCK_EX | LOCK_NB) != 0) {
         int why = errno;
-        save_unlock(fd_out);
+        tsr_fs_unlock(fd_out);
         if (why == EWOULDBLOCK) {
             TSR_FAIL(err, TSR_E_CONFLICT, "%s: another process is writing here (wait for it, or stop it)", path);
         }
@@ -119,7 +119,7 @@ tsr_status save_lock(const char *path, int *fd_out, tsr_err *err)
     return TSR_OK;
 }
 
-void save_unlock(int *fd)
+void tsr_fs_unlock(int *fd)
 {
     if (*fd >= 0) {
         (void)close(*fd);
