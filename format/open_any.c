@@ -1,5 +1,5 @@
 /* open_any.c - a path of any kind that leads to a checkpoint: folder, run folder, "latest", tar. */
-#include "format/archive.h"
+#include "format/tar_dir.h"
 #include "format/reader.h"
 
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* pack.c - a checkpoint folder to a tar and back. Members of 4096 bytes and more begin at multiples of 4096, by
  * padding members before them, so that readers can map them inside the tar. */
-#include "format/archive.h"
+#include "format/tar_dir.h"
 #include "format/index.h"
 #include "format/save.h"
 

@@ -1,6 +1,6 @@
 /* verify.c - every byte of a checkpoint against its checksum; goes on after damage and names what it found. */
 #include "format/verify.h"
-#include "format/archive.h"
+#include "format/tar_dir.h"
 
 #include <jansson.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
-/* archive.h - private: a tar of a checkpoint as a folder, read in place. */
-#ifndef TSR_FORMAT_ARCHIVE_H
-#define TSR_FORMAT_ARCHIVE_H
+/* tar_dir.h - private: a tar of a checkpoint as a folder, read in place. */
+#ifndef TSR_FORMAT_TAR_DIR_H
+#define TSR_FORMAT_TAR_DIR_H
 
 #include "format/io.h"
 

@@ -1,6 +1,6 @@
-/* archive.c - a tar of a checkpoint as a folder, read in place: libarchive walks the headers over one mapping, and
- * a member's data pointer tells where it lies; see archive.h. */
-#include "format/archive.h"
+/* tar_dir - a tar of a checkpoint as a folder, read in place: libarchive walks the headers over one mapping, and
+ * a member's data pointer tells where it lies; see tar_dir.h. */
+#include "format/tar_dir.h"
 #include "format/index.h"
 
 #include <archive.h>
