@@ -227,7 +227,7 @@ static tsr_status enter(writer *w, tsr_err *err)
     TSR_GO(tsr_fs_mkdirs(w->temp, err));
     TSR_GO(tsr_fs_lock(lock, &w->lock_fd, err));
     if (!tsr_fs_exists(note)) {
-        st = tsr_fs_write_file(note, key, strlen(key), err);
+        st = tsr_fs_replace_file(note, key, strlen(key), err); /* whole or not at all */
         goto out;
     }
     TSR_GO(tsr_io_open_file(&io, note, err));

@@ -211,6 +211,8 @@ typedef struct tsr_save_opts {
     int zstd_level;                  /* 0: 1 */
     int threads;                     /* 0: number of processors */
     uint64_t mem_limit;              /* bytes of buffers; 0: 256 MiB. TSR_E_LIMIT when one chunk does not fit */
+    bool zeros;                      /* every tensor is zeros: fill is not called, shards are sparse files (for planning
+                                        a model that does not exist yet, and for tests of its size); no compression */
     const char *parent;              /* a checkpoint whose equal shards are hard-linked instead of written; NULL */
     bool resumable;                  /* keep and continue DST's partial folder; see tsr_save */
     const char *resume_key;          /* text that names source and options; another key: TSR_E_CONFLICT */

@@ -293,8 +293,11 @@ tsr_status tsr_fs_write_file(const char *path, const void *src, size_t n, tsr_er
 
 tsr_status tsr_fs_replace_file(const char *path, const void *src, size_t n, tsr_err *err)
 {
-    char *temp, *dir = NULL;
-    if (asprintf(&temp, "%s.tmp-%ld", path, (long)getpid()) < 0) {
+    char *temp, *dir = NULL, host[65];
+    tsr_fs_host(host);
+    const char *slash = strrchr(path, '/');
+    int head = slash != NULL ? (int)(slash - path + 1) : 0;
+    if (asprintf(&temp, "%.*s.%s.tmp-%s-%ld", head, path, path + head, host, (long)getpid()) < 0) {
         TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
     }
     (void)unlink(temp); /* of an earlier process with our number */
@@ -306,11 +309,11 @@ tsr_status tsr_fs_replace_file(const char *path, const void *src, size_t n, tsr_
         }
     }
     if (st == TSR_OK && (dir = strdup(path)) != NULL) {
-        char *slash = strrchr(dir, '/');
-        if (slash != NULL) {
-            slash[slash == dir ? 1 : 0] = '\0';
+        char *cut = strrchr(dir, '/');
+        if (cut != NULL) {
+            cut[cut == dir ? 1 : 0] = '\0';
         }
-        st = tsr_fs_sync_dir(slash != NULL ? dir : ".", err);
+        st = tsr_fs_sync_dir(cut != NULL ? dir : ".", err);
     }
     free(dir);
     free(temp);

@@ -26,7 +26,7 @@ static bool is_empty_dir(const char *path)
     return empty;
 }
 
-static void host_name(char out[65])
+void tsr_fs_host(char out[65])
 {
     if (gethostname(out, 65) != 0) {
         (void)snprintf(out, 65, "localhost");
@@ -62,7 +62,7 @@ tsr_status tsr_fs_target(const char *dst, bool resumable, char **real, char **te
         path = full;
     }
     char host[65];
-    host_name(host);
+    tsr_fs_host(host);
     char *slash = strrchr(path, '/');
     const char *base = slash != NULL ? slash + 1 : path;
     int dir = slash != NULL ? (int)(slash - path + 1) : 0;
@@ -84,7 +84,7 @@ void save_sweep(const char *parent)
         return;
     }
     char host[65], mark[80];
-    host_name(host);
+    tsr_fs_host(host);
     (void)snprintf(mark, sizeof mark, ".tmp-%s-", host);
     for (const struct dirent *e; (e = readdir(d)) != NULL;) {
         const char *at = e->d_name[0] == '.' ? strstr(e->d_name, mark) : NULL;

@@ -102,6 +102,8 @@ TSR_NODISCARD tsr_status tsr_fs_rename_new(const char *src, const char *dst, tsr
 TSR_NODISCARD tsr_status tsr_fs_link_or_copy(const char *src, const char *dst, tsr_err *err);
 /* create + write + fsync of a small file at path (which must not exist). */
 TSR_NODISCARD tsr_status tsr_fs_write_file(const char *path, const void *src, size_t n, tsr_err *err);
+/* This machine's name, for temporary names that only its own processes may tidy up. */
+void tsr_fs_host(char out[65]);
 /* Temp file beside path, fsync, rename over path, fsync of the folder. */
 TSR_NODISCARD tsr_status tsr_fs_replace_file(const char *path, const void *src, size_t n, tsr_err *err);
 /* Removes a tree of ours (no error when absent; never follows links). Best effort, first error is reported. */

@@ -131,6 +131,9 @@ static tsr_status check_space(tsr_save_job *j, uint64_t already, tsr_err *err)
             need -= j->plan.files[i].payload_bytes < need ? j->plan.files[i].payload_bytes : need;
         }
     }
+    if (j->o.zeros) {
+        need = need > j->plan.payload_bytes ? need - j->plan.payload_bytes : 0;
+    }
     if (j->o.parent != NULL) {
         return TSR_OK; /* how much is shared with the parent shows only while writing */
     }
@@ -206,7 +209,7 @@ static tsr_status enter_partial(tsr_save_job *j, tsr_err *err)
     TSR_GO(tsr_fs_remove_tree(j->temp, err));
     TSR_GO(tsr_fs_mkdirs(j->temp, err));
     TSR_GO(tsr_fs_lock(lock, &j->lock_fd, err));
-    st = tsr_fs_write_file(note, key, strlen(key), err);
+    st = tsr_fs_replace_file(note, key, strlen(key), err); /* whole or not at all */
 out:
     tsr_io_close(&io);
     free(lock);
@@ -324,6 +327,10 @@ static tsr_status feed_slot(tsr_save_job *j, const save_slot *s, tsr_err *err)
     }
     it->slot = *s;
     it->x = x;
+    if (j->o.zeros) {
+        enqueue(j, it);
+        return TSR_OK;
+    }
     it->buf = take_buffer(j, n);
     if (it->buf == NULL) {
         free(it);
@@ -357,6 +364,7 @@ static tsr_status feed_file(tsr_save_job *j, uint32_t file, tsr_err *err)
     if (open_item == NULL) {
         TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
     }
+    open_item->opens = true;
     open_item->slot.file = file;
     j->remaining[file] = 1 + (link ? 0 : j->plan.files[file].slot_count);
     enqueue(j, open_item);

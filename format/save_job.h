@@ -17,8 +17,9 @@ typedef struct save_buffer {
 typedef struct save_item {
     struct save_item *next;
     uint64_t ticket;   /* places in files are given in this order */
-    save_slot slot;    /* slot.file only, when buf is NULL: the item opens its file */
-    save_buffer *buf;
+    bool opens;        /* opens slot.file; carries no data */
+    save_slot slot;
+    save_buffer *buf;  /* NULL for an opener and for zeros */
     tsr_extent_info x; /* stored mode */
 } save_item;
 
@@ -43,6 +44,10 @@ struct tsr_save_job {
     uint64_t buffer_used, buffer_limit, next_ticket, tickets;
     save_shard **shards;  /* per file, while it is open */
     uint64_t *remaining;  /* per file: items not done */
+    struct {
+        uint64_t bytes, hash;
+    } zero_hash[64];      /* of runs of zeros, by length */
+    int zero_count;
     bool no_more;
     tsr_status st;        /* first failure */
     tsr_err err;

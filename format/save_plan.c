@@ -325,7 +325,7 @@ static tsr_status take_decls(save_plan *p, const tsr_tensor_decl *decls, uint32_
         save_tensor *t = &p->tensors[i];
         TSR_TRY(add_tensor(p, &decls[i], count, t, err));
         t->filtered = filtered != NULL ? filtered[i]
-                                       : o->compress && tsr_codec_for(t->d.dtype) != TSR_CODEC_RAW &&
+                                       : o->compress && !o->zeros && tsr_codec_for(t->d.dtype) != TSR_CODEC_RAW &&
                                              t->k.item_bytes >= FILTER_BYTES_MIN;
         p->any_filtered = p->any_filtered || t->filtered;
         p->tensor_count++;

@@ -26,12 +26,50 @@ void save_fail(tsr_save_job *j, tsr_status st, const tsr_err *err)
     (void)pthread_mutex_unlock(&j->mu);
 }
 
+/* XXH3-64 of n zero bytes; a model has only a few sizes, so they are remembered. */
+static uint64_t hash_zeros(tsr_save_job *j, uint64_t n)
+{
+    static const uint8_t zeros[4096];
+    uint64_t hash = 0;
+    (void)pthread_mutex_lock(&j->mu);
+    for (int i = 0; i < j->zero_count; i++) {
+        if (j->zero_hash[i].bytes == n) {
+            hash = j->zero_hash[i].hash;
+            (void)pthread_mutex_unlock(&j->mu);
+            return hash;
+        }
+    }
+    (void)pthread_mutex_unlock(&j->mu);
+    tsr_hasher *h = tsr_hasher_new();
+    if (h == NULL) {
+        return 0; /* verification will say so; a plan is remade in no time */
+    }
+    for (uint64_t at = 0; at < n; at += sizeof zeros) {
+        tsr_hasher_add(h, zeros, n - at < sizeof zeros ? (size_t)(n - at) : sizeof zeros);
+    }
+    hash = tsr_hasher_digest(h);
+    tsr_hasher_free(&h);
+    (void)pthread_mutex_lock(&j->mu);
+    if (j->zero_count < 64) {
+        j->zero_hash[j->zero_count].bytes = n;
+        j->zero_hash[j->zero_count++].hash = hash;
+    }
+    (void)pthread_mutex_unlock(&j->mu);
+    return hash;
+}
+
 /* What will be stored for the item, and its extent record but for the offset. */
 static tsr_status encode(worker *w, const save_item *it, const uint8_t **stored, tsr_extent_rec *e, tsr_err *err)
 {
     const save_slot *s = &it->slot;
     const save_tensor *t = &w->j->plan.tensors[s->tensor];
     *e = (tsr_extent_rec){ .raw_bytes = s->raw_bytes, .file = s->file };
+    if (it->buf == NULL) {
+        e->stored_bytes = s->raw_bytes;
+        e->raw_hash = hash_zeros(w->j, s->payload_bytes);
+        e->hash = hash_zeros(w->j, s->raw_bytes);
+        return TSR_OK;
+    }
     *stored = it->buf->data;
     if (w->j->source.describe != NULL) {
         e->codec = (uint8_t)it->x.codec;
@@ -140,9 +178,9 @@ static tsr_status place_and_write(worker *w, const save_item *it, const uint8_t 
     tsr_status st = save_shard_place(shard, s, e->stored_bytes, e->codec != TSR_CODEC_RAW, &e->offset, err);
     end_turn(j);
     TSR_TRY(st);
-    if (j->parent != NULL && save_parent_has(j, s, e, stored)) {
+    if (j->parent != NULL && stored != NULL && save_parent_has(j, s, e, stored)) {
         j->same[s->extent] = 1;
-    } else {
+    } else if (stored != NULL) {
         TSR_TRY(save_shard_write(shard, e->offset, stored, e->stored_bytes, err));
     }
     j->extents[s->extent] = *e;
@@ -155,13 +193,13 @@ static tsr_status process(worker *w, save_item *it, tsr_err *err)
     uint32_t file = it->slot.file;
     tsr_extent_rec e = { 0 };
     const uint8_t *stored = NULL;
-    if (it->buf != NULL) {
+    if (!it->opens) {
         TSR_TRY(encode(w, it, &stored, &e, err));
     }
     if (!take_turn(j, it->ticket)) {
         return TSR_OK; /* the failure is on record */
     }
-    if (it->buf == NULL) {
+    if (it->opens) {
         bool link = j->plan.files[file].link_from >= 0;
         tsr_status st = link ? link_file(j, file, err)
                              : save_shard_open(&j->shards[file], &j->plan, file, j->temp,
