@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -130,7 +131,8 @@ tsr_status tsr_out_flush(tsr_err *err)
 
 bool tsr_out_pipe_gone(void)
 {
-    return write_errno == EPIPE;
+    struct pollfd p = { .fd = STDOUT_FILENO }; /* stdio may have lost the errno: ask the pipe itself */
+    return write_errno == EPIPE || (write_errno != 0 && poll(&p, 1, 0) == 1 && (p.revents & POLLERR) != 0);
 }
 
 bool tsr_out_colors(void)
