@@ -37,6 +37,9 @@ static tsr_status rehash(builder *b, tsr_err *err)
 {
     tsr_map *m = b->m;
     uint64_t size = m->hash_size == 0 ? 64 : m->hash_size * 2;
+    while (size < (uint64_t)m->group_count * 2) {
+        size *= 2;
+    }
     uint32_t *fresh = calloc(size, sizeof *fresh);
     if (fresh == NULL) {
         return no_memory(b, err);
@@ -514,10 +517,7 @@ static tsr_status map_ckpt(builder *b, tsr_err *err)
     for (int64_t i = 0; i < m->count; i++) {
         m->src[i] = i;
     }
-    while (m->hash_size < (uint64_t)n * 2 + 1) {
-        TSR_TRY(rehash(b, err));
-    }
-    return TSR_OK;
+    return rehash(b, err);
 }
 
 static tsr_status make_map(builder *b, const tsr_map_opts *o, tsr_err *err)

@@ -187,15 +187,10 @@ static tsr_status sync_folders(tsr_save_job *j, const members *ms, tsr_err *err)
 static tsr_status publish(tsr_save_job *j, tsr_err *err)
 {
     TSR_TRY(tsr_fs_exists(j->real) ? tsr_fs_rename(j->temp, j->real, err) : tsr_fs_rename_new(j->temp, j->real, err));
-    char *parent = strdup(j->real);
+    const char *slash = strrchr(j->real, '/');
+    char *parent = slash == NULL ? strdup(".") : strndup(j->real, slash == j->real ? 1 : (size_t)(slash - j->real));
     if (parent == NULL) {
         TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
-    }
-    char *slash = strrchr(parent, '/');
-    if (slash == NULL) {
-        (void)strcpy(parent, "."); /* a path without '/' has at least one byte */
-    } else {
-        slash[slash == parent ? 1 : 0] = '\0';
     }
     tsr_status st = tsr_fs_sync_dir(parent, err);
     free(parent);
