@@ -14,8 +14,8 @@ typedef struct tsr_pair { /* of help texts */
     const char *left, *right;
 } tsr_pair;
 
-/* One command. Every list ends with NULL (pairs: left NULL); lists may be NULL. Texts are plain: help.c sets them
- * for terminals and for man pages. */
+/* One command. Every list ends with NULL (pairs: left NULL); lists may be NULL. Texts are plain: help.c sets
+ * them for terminals and for man pages. */
 typedef struct tsr_cmd {
     const char *name;
     const char *what;                /* one line, no full stop */
@@ -58,8 +58,8 @@ TSR_NODISCARD tsr_status tsr_cli_go_on(const tsr_cli *cli, tsr_err *err);
 
 /* ---- paths ------------------------------------------------------------------------------------------ */
 
-/* Opens what path leads to as a Tessera checkpoint, warning about what was skipped on the way. A foreign format is
- * TSR_E_UNSUPPORTED and the message says which, and what to do. */
+/* Opens what path leads to as a Tessera checkpoint, warning about what was skipped on the way. A foreign
+ * format is TSR_E_UNSUPPORTED and the message says which, and what to do. */
 TSR_NODISCARD tsr_status tsr_cli_open_ckpt(tsr_cli *cli, tsr_ckpt **out, const char *path, tsr_err *err);
 /* The same for functions that take paths: a run folder becomes its newest checkpoint. *out malloc'ed. */
 TSR_NODISCARD tsr_status tsr_cli_ckpt_path(tsr_cli *cli, char **out, const char *path, tsr_err *err);
@@ -78,7 +78,8 @@ void tsr_signals_install(void);
 const volatile int *tsr_signals_flag(void);
 int tsr_signals_seen(void); /* the first signal's number, 0: none */
 
-/* ---- texts made from the tables (help.c, complete.c) ---------------------------------------------------- */
+/* ---- texts made from the tables (help.c, complete.c) ----------------------------------------------------
+ */
 
 void tsr_help_all(FILE *f);
 void tsr_help_command(FILE *f, const tsr_cmd *c);

@@ -10,48 +10,63 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char *const synopsis[] = { "[OPTION]... PATH NAME", "[OPTION]... PATH [NAME] --layer L --expert E", NULL };
+static const char *const synopsis[] = { "[OPTION]... PATH NAME",
+                                        "[OPTION]... PATH [NAME] --layer L --expert E", NULL };
 static const char *const description[] = {
-    "Prints a tensor of a checkpoint of any format: NAME is its canonical name or the source's own. With --layer and "
-    "--expert all matrices of that expert are printed, each behind a line that names it; with a family's NAME (the one "
+    "Prints a tensor of a checkpoint of any format: NAME is its canonical name or the source's own. With "
+    "--layer and "
+    "--expert all matrices of that expert are printed, each behind a line that names it; with a family's "
+    "NAME (the one "
     "that holds {e}), --expert alone is enough.",
-    "Text has one row of the last dimension per line. Values of MXFP4 tensors are multiplied with their scales. raw "
-    "writes the bytes as they are decoded, npy a file for NumPy (bf16, fp8 and packed types as unsigned integers, "
-    "unless --as converts them). Neither is written to a terminal. With --json each tensor is one line: an object "
+    "Text has one row of the last dimension per line. Values of MXFP4 tensors are multiplied with their "
+    "scales. raw "
+    "writes the bytes as they are decoded, npy a file for NumPy (bf16, fp8 and packed types as unsigned "
+    "integers, "
+    "unless --as converts them). Neither is written to a terminal. With --json each tensor is one line: an "
+    "object "
     "with name, dtype, shape and the flat list of values, where NaN and Inf are null.",
     NULL,
 };
 static const tsr_opt options[] = {
     { "layer", 0, TSR_OPT_UINT, "L", 0, 1u << 20, "Layer of the expert." },
-    { "expert", 0, TSR_OPT_UINT, "E", 0, 1u << 20, "Number of the expert, counted from 0 over the whole model." },
-    { "slice", 0, TSR_OPT_TEXT, "SLICE", 0, 0, "Part to print, as in Python but without steps: \"0:4,:\" is four rows." },
+    { "expert", 0, TSR_OPT_UINT, "E", 0, 1u << 20,
+      "Number of the expert, counted from 0 over the whole model." },
+    { "slice", 0, TSR_OPT_TEXT, "SLICE", 0, 0,
+      "Part to print, as in Python but without steps: \"0:4,:\" is four rows." },
     { "start", 0, TSR_OPT_UINT, "N", 0, INT64_MAX, "First index of the first dimension; 0 when not given." },
-    { "count", 0, TSR_OPT_UINT, "N", 0, INT64_MAX, "How many indices of the first dimension; all when not given." },
+    { "count", 0, TSR_OPT_UINT, "N", 0, INT64_MAX,
+      "How many indices of the first dimension; all when not given." },
     { "format", 0, TSR_OPT_CHOICE, "text|raw|npy|hex", 0, 0, "What to write; text when not given." },
     { "as", 0, TSR_OPT_CHOICE, "f32|bf16|f16|f64", 0, 0, "Convert the values, rounding to nearest even." },
-    { "mxfp4", 0, TSR_OPT_FLAG, NULL, 0, 0, "NAME is a packed u8 tensor X.weight_packed: decode it with X.weight_scale." },
+    { "mxfp4", 0, TSR_OPT_FLAG, NULL, 0, 0,
+      "NAME is a packed u8 tensor X.weight_packed: decode it with X.weight_scale." },
     { "codes", 0, TSR_OPT_FLAG, NULL, 0, 0, "MXFP4: the codes' own values, without scales." },
-    { "saturate", 0, TSR_OPT_FLAG, NULL, 0, 0, "The largest finite value, not an error, where a value does not fit." },
-    { "arch", 0, TSR_OPT_CHOICE, "auto|raw|kimi-k3|kimi-linear|canonical", 0, 0, "Names of a foreign source." },
-    { "output", 'o', TSR_OPT_TEXT, "FILE", 0, 0, "Write to FILE, which must not exist, instead of standard output." },
+    { "saturate", 0, TSR_OPT_FLAG, NULL, 0, 0,
+      "The largest finite value, not an error, where a value does not fit." },
+    { "arch", 0, TSR_OPT_CHOICE, "auto|raw|kimi-k3|kimi-linear|canonical", 0, 0,
+      "Names of a foreign source." },
+    { "output", 'o', TSR_OPT_TEXT, "FILE", 0, 0,
+      "Write to FILE, which must not exist, instead of standard output." },
     TSR_OPT_END,
 };
 static const tsr_pair examples[] = {
     { "tessera cat model.tsr layers.1.attn_norm.weight", "All values as text." },
-    { "tessera cat model.tsr --layer 12 --expert 345 --slice 0:2,0:8", "A corner of every matrix of one expert." },
+    { "tessera cat model.tsr --layer 12 --expert 345 --slice 0:2,0:8",
+      "A corner of every matrix of one expert." },
     { "tessera cat model.tsr embed.weight --format npy --as f32 -o embed.npy", "For NumPy." },
     { 0 },
 };
 static const char *const see_also[] = { "ls", "diff", NULL };
 
-/* ---- where the bytes go ------------------------------------------------------------------------------------- */
+/* ---- where the bytes go
+ * ------------------------------------------------------------------------------------- */
 
 typedef struct sink {
     const tsr_cli *cli;
     FILE *f;
     const char *name;
-    char *part; /* temporary name, NULL for standard output */
-    int error;  /* errno of a failed write */
+    char *part;      /* temporary name, NULL for standard output */
+    int error;       /* errno of a failed write */
     bool hex, later; /* JSON: values are strings; one was printed */
 } sink;
 
@@ -70,7 +85,8 @@ static bool put(void *payload, const void *data, size_t n)
     return s->error == 0 && *s->cli->progress.cancel == 0;
 }
 
-/* Text to the elements of a JSON array; what JSON has no number for becomes null. No word is cut between calls. */
+/* Text to the elements of a JSON array; what JSON has no number for becomes null. No word is cut between
+ * calls. */
 static bool put_json(void *payload, const void *data, size_t n)
 {
     sink *s = payload;
@@ -110,7 +126,8 @@ static tsr_status sink_open(sink *s, const char *path, tsr_err *err)
     }
     s->f = fopen(s->part, "wxe");
     if (s->f == NULL) {
-        TSR_ERR(err, errno == ENOENT ? TSR_E_MISSING : TSR_E_IO, "%s: cannot be created: %s", path, strerror(errno));
+        TSR_ERR(err, errno == ENOENT ? TSR_E_MISSING : TSR_E_IO, "%s: cannot be created: %s", path,
+                strerror(errno));
         free(s->part);
         s->part = NULL;
         return err->code;
@@ -144,8 +161,8 @@ static tsr_status sink_close(sink *s, tsr_status st, tsr_err *err)
         s->error = publish(s->part, s->name);
     }
     if (s->error != 0 && (st == TSR_OK || st == TSR_E_IO)) {
-        st = TSR_ERR(err, s->error == EEXIST ? TSR_E_CONFLICT : TSR_E_IO, "%s: cannot be written: %s", s->name,
-                     strerror(s->error));
+        st = TSR_ERR(err, s->error == EEXIST ? TSR_E_CONFLICT : TSR_E_IO, "%s: cannot be written: %s",
+                     s->name, strerror(s->error));
     }
     if (st != TSR_OK) {
         (void)unlink(s->part); /* it may be gone already */
@@ -154,7 +171,8 @@ static tsr_status sink_close(sink *s, tsr_status st, tsr_err *err)
     return st;
 }
 
-/* ---- which tensors ------------------------------------------------------------------------------------------- */
+/* ---- which tensors
+ * ------------------------------------------------------------------------------------------- */
 
 typedef struct choice {
     int64_t *items;
@@ -172,22 +190,25 @@ static int64_t find_source_name(const tsr_view *v, const char *name)
     return -1;
 }
 
-static tsr_status family_item(const tsr_view *v, uint32_t group, const tsr_args *a, int64_t *item, tsr_err *err)
+static tsr_status family_item(const tsr_view *v, uint32_t group, const tsr_args *a, int64_t *item,
+                              tsr_err *err)
 {
     const tsr_tensor_decl *d = &v->map->groups[group];
     uint64_t e = tsr_opt_number(a, "expert", 0);
     if (!tsr_opt_given(a, "expert")) {
-        TSR_FAIL(err, TSR_E_USAGE, "%s: is a family of %u experts (choose one with --expert)", d->name, d->expert_count);
+        TSR_FAIL(err, TSR_E_USAGE, "%s: is a family of %u experts (choose one with --expert)", d->name,
+                 d->expert_count);
     }
     if (e >= d->expert_count) {
-        TSR_FAIL(err, TSR_E_MISSING, "%s: expert %" PRIu64 ": there are %u, from 0 on", d->name, e, d->expert_count);
+        TSR_FAIL(err, TSR_E_MISSING, "%s: expert %" PRIu64 ": there are %u, from 0 on", d->name, e,
+                 d->expert_count);
     }
     *item = v->map->group_first[group] + (int64_t)e;
     return TSR_OK;
 }
 
-static tsr_status choose_name(const tsr_view *v, const char *path, const char *name, const tsr_args *a, choice *c,
-                              tsr_err *err)
+static tsr_status choose_name(const tsr_view *v, const char *path, const char *name, const tsr_args *a,
+                              choice *c, tsr_err *err)
 {
     uint32_t group;
     int64_t item = tsr_map_find(v->map, name, &group);
@@ -203,13 +224,15 @@ static tsr_status choose_name(const tsr_view *v, const char *path, const char *n
     return TSR_OK;
 }
 
-static tsr_status choose_expert(const tsr_view *v, const char *path, const tsr_args *a, choice *c, tsr_err *err)
+static tsr_status choose_expert(const tsr_view *v, const char *path, const tsr_args *a, choice *c,
+                                tsr_err *err)
 {
     uint64_t layer = tsr_opt_number(a, "layer", 0), expert = tsr_opt_number(a, "expert", 0);
     uint32_t families = 0, experts = 0;
     for (uint32_t g = 0; g < v->map->group_count; g++) {
         const tsr_tensor_decl *d = &v->map->groups[g];
-        if (d->klass != TSR_CLASS_EXPERTS || d->expert_count == 0 || d->layer < 0 || (uint64_t)d->layer != layer) {
+        if (d->klass != TSR_CLASS_EXPERTS || d->expert_count == 0 || d->layer < 0 ||
+            (uint64_t)d->layer != layer) {
             continue;
         }
         families++;
@@ -223,8 +246,8 @@ static tsr_status choose_expert(const tsr_view *v, const char *path, const tsr_a
         TSR_FAIL(err, TSR_E_MISSING, "%s: layer %" PRIu64 ": has no experts", path, layer);
     }
     if (c->count == 0) {
-        TSR_FAIL(err, TSR_E_MISSING, "%s: layer %" PRIu64 ": expert %" PRIu64 ": there are %u, from 0 on", path, layer,
-                 expert, experts);
+        TSR_FAIL(err, TSR_E_MISSING, "%s: layer %" PRIu64 ": expert %" PRIu64 ": there are %u, from 0 on",
+                 path, layer, expert, experts);
     }
     return TSR_OK;
 }
@@ -244,7 +267,8 @@ static tsr_status choose(const tsr_view *v, const tsr_args *a, choice *c, tsr_er
     return choose_expert(v, a->operands[0], a, c, err);
 }
 
-/* ---- running -------------------------------------------------------------------------------------------------- */
+/* ---- running
+ * -------------------------------------------------------------------------------------------------- */
 
 static tsr_cat_format format_of(const char *name)
 {
@@ -270,7 +294,8 @@ static tsr_status slice_of(const tsr_args *a, char **out, tsr_err *err)
     if (tsr_opt_given(a, "count")) {
         end = count < INT64_MAX - start ? start + count : INT64_MAX;
     }
-    if ((slice != NULL ? asprintf(out, "%s", slice) : asprintf(out, "%" PRIu64 ":%" PRIu64, start, end)) < 0) {
+    if ((slice != NULL ? asprintf(out, "%s", slice) : asprintf(out, "%" PRIu64 ":%" PRIu64, start, end)) <
+        0) {
         *out = NULL;
         TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
     }
@@ -311,8 +336,8 @@ static tsr_status put_json_heading(sink *s, const tsr_view *v, int64_t item, tsr
 }
 
 /* One tensor, with what stands around it. */
-static tsr_status print_item(const tsr_view *v, int64_t item, bool heading, const tsr_cat_opts *o, sink *s, bool json,
-                             uint64_t *to_inf, tsr_err *err)
+static tsr_status print_item(const tsr_view *v, int64_t item, bool heading, const tsr_cat_opts *o, sink *s,
+                             bool json, uint64_t *to_inf, tsr_err *err)
 {
     if (json) {
         TSR_TRY(put_json_heading(s, v, item, err));
@@ -324,12 +349,13 @@ static tsr_status print_item(const tsr_view *v, int64_t item, bool heading, cons
     return TSR_OK;
 }
 
-static tsr_status print_items(tsr_cli *cli, const tsr_view *v, const choice *c, const tsr_cat_opts *o, sink *s,
-                              tsr_err *err)
+static tsr_status print_items(tsr_cli *cli, const tsr_view *v, const choice *c, const tsr_cat_opts *o,
+                              sink *s, tsr_err *err)
 {
     bool text = o->format == TSR_CAT_TEXT || o->format == TSR_CAT_HEX;
     if (o->format == TSR_CAT_NPY && c->count > 1) {
-        TSR_FAIL(err, TSR_E_USAGE, "--format npy: holds one tensor, this expert has %zu (give a NAME)", c->count);
+        TSR_FAIL(err, TSR_E_USAGE, "--format npy: holds one tensor, this expert has %zu (give a NAME)",
+                 c->count);
     }
     s->hex = o->format == TSR_CAT_HEX;
     for (size_t i = 0; i < c->count; i++) {
@@ -391,7 +417,13 @@ static tsr_status run(tsr_cli *cli, const tsr_args *a, tsr_err *err)
     return st;
 }
 
-const tsr_cmd tsr_cmd_cat = { .name = "cat", .what = "Print a tensor, a part of it, or one expert",
-                              .synopsis = synopsis, .description = description, .options = options,
-                              .examples = examples, .see_also = see_also, .operand_min = 1, .operand_max = 2,
+const tsr_cmd tsr_cmd_cat = { .name = "cat",
+                              .what = "Print a tensor, a part of it, or one expert",
+                              .synopsis = synopsis,
+                              .description = description,
+                              .options = options,
+                              .examples = examples,
+                              .see_also = see_also,
+                              .operand_min = 1,
+                              .operand_max = 2,
                               .run = run };

@@ -5,7 +5,8 @@
 
 static const char *const synopsis[] = { "bash|zsh", NULL };
 static const char *const description[] = {
-    "Prints a script that teaches the shell to complete commands, options and their values. An installation has put "
+    "Prints a script that teaches the shell to complete commands, options and their values. An installation "
+    "has put "
     "it in its place already.",
     NULL,
 };
@@ -28,6 +29,12 @@ static tsr_status run(tsr_cli *cli, const tsr_args *a, tsr_err *err)
     return TSR_OK;
 }
 
-const tsr_cmd tsr_cmd_completion = { .name = "completion", .what = "Print a completion script for a shell",
-                                     .synopsis = synopsis, .description = description, .options = options,
-                                     .examples = examples, .operand_min = 1, .operand_max = 1, .run = run };
+const tsr_cmd tsr_cmd_completion = { .name = "completion",
+                                     .what = "Print a completion script for a shell",
+                                     .synopsis = synopsis,
+                                     .description = description,
+                                     .options = options,
+                                     .examples = examples,
+                                     .operand_min = 1,
+                                     .operand_max = 1,
+                                     .run = run };

@@ -7,12 +7,17 @@
 
 static const char *const synopsis[] = { "[OPTION]... SRC DST", NULL };
 static const char *const description[] = {
-    "Turns the checkpoint SRC into another format at DST. SRC is a safetensors folder, a single .safetensors file, a "
-    "Tessera checkpoint folder, or an uncompressed tar of one; the format is found out by looking. Without --to a "
+    "Turns the checkpoint SRC into another format at DST. SRC is a safetensors folder, a single .safetensors "
+    "file, a "
+    "Tessera checkpoint folder, or an uncompressed tar of one; the format is found out by looking. Without "
+    "--to a "
     "foreign format becomes a Tessera checkpoint, and a Tessera checkpoint becomes a safetensors folder.",
-    "DST must not exist; an empty folder, or a link to one, is used. Everything is planned and checked before the first "
-    "byte is written, every tensor is accounted for, and the result appears under its name only when it is complete. "
-    "A conversion that was killed goes on where it stopped when the same command is given again; with other options "
+    "DST must not exist; an empty folder, or a link to one, is used. Everything is planned and checked "
+    "before the first "
+    "byte is written, every tensor is accounted for, and the result appears under its name only when it is "
+    "complete. "
+    "A conversion that was killed goes on where it stopped when the same command is given again; with other "
+    "options "
     "it refuses, unless --restart is given.",
     "Files that hold no tensors (configuration, tokenizer, licence) travel along byte for byte.",
     "Times of a dry run are estimates at 400 MB a second.",
@@ -21,24 +26,32 @@ static const char *const description[] = {
 static const tsr_opt options[] = {
     { "to", 0, TSR_OPT_CHOICE, "tessera|safetensors", 0, 0, "Format to write." },
     { "arch", 0, TSR_OPT_CHOICE, "auto|raw|kimi-k3|kimi-linear|canonical", 0, 0,
-      "Names of the source. auto: as its config.json says, else raw. raw: keep every name, no model knowledge." },
+      "Names of the source. auto: as its config.json says, else raw. raw: keep every name, no model "
+      "knowledge." },
     { "experts", 0, TSR_OPT_UINT, "N", 1, 65536, "Spread the experts over N partitions. 1 when not given." },
     { "dense", 0, TSR_OPT_UINT, "M", 1, 65536, "Spread the other tensors over M files. 1 when not given." },
     { "uneven", 0, TSR_OPT_FLAG, NULL, 0, 0, "Accept an N that does not divide the number of experts." },
-    { "compress", 0, TSR_OPT_MAYBE, "LEVEL", 1, 19, "Compress where it pays: byte shuffle and zstd. LEVEL is 1 when not given." },
+    { "compress", 0, TSR_OPT_MAYBE, "LEVEL", 1, 19,
+      "Compress where it pays: byte shuffle and zstd. LEVEL is 1 when not given." },
     { "shard-size", 0, TSR_OPT_SIZE, "SIZE", 1, (uint64_t)1 << 60,
       "To safetensors: at most SIZE data bytes a file. As the source was, else 5GB, when not given." },
-    { "include", 0, TSR_OPT_LIST, "GLOB", 0, 0, "Only tensors whose source name matches; may be given several times." },
-    { "exclude", 0, TSR_OPT_LIST, "GLOB", 0, 0, "Not the tensors whose source name matches; may be given several times." },
-    { "tie-head", 0, TSR_OPT_FLAG, NULL, 0, 0, "Accept a missing output head although the configuration says it is not tied." },
-    { "allow-trailing", 0, TSR_OPT_FLAG, NULL, 0, 0, "Accept bytes behind the last tensor of a safetensors file." },
+    { "include", 0, TSR_OPT_LIST, "GLOB", 0, 0,
+      "Only tensors whose source name matches; may be given several times." },
+    { "exclude", 0, TSR_OPT_LIST, "GLOB", 0, 0,
+      "Not the tensors whose source name matches; may be given several times." },
+    { "tie-head", 0, TSR_OPT_FLAG, NULL, 0, 0,
+      "Accept a missing output head although the configuration says it is not tied." },
+    { "allow-trailing", 0, TSR_OPT_FLAG, NULL, 0, 0,
+      "Accept bytes behind the last tensor of a safetensors file." },
     { "restart", 0, TSR_OPT_FLAG, NULL, 0, 0, "Throw away what an interrupted run has left." },
     { "dry-run", 'n', TSR_OPT_FLAG, NULL, 0, 0, "Print the plan and write nothing." },
     TSR_OPT_END,
 };
 static const tsr_pair examples[] = {
-    { "tessera convert model/ model.tsr --experts 8", "A safetensors folder becomes a checkpoint with eight expert partitions." },
-    { "tessera convert model.tsr model-again/", "And back; the files are byte-identical to those that came in." },
+    { "tessera convert model/ model.tsr --experts 8",
+      "A safetensors folder becomes a checkpoint with eight expert partitions." },
+    { "tessera convert model.tsr model-again/",
+      "And back; the files are byte-identical to those that came in." },
     { "tessera convert -n --json model/ model.tsr", "Prints what would happen." },
     { 0 },
 };
@@ -88,7 +101,8 @@ static void print_plan(const tsr_cli *cli, const tsr_convert_plan *p)
     }
 }
 
-/* ---- running -------------------------------------------------------------------------------------------- */
+/* ---- running --------------------------------------------------------------------------------------------
+ */
 
 static void read_options(const tsr_cli *cli, const tsr_args *a, tsr_convert_opts *o)
 {
@@ -129,8 +143,8 @@ static tsr_status convert(tsr_cli *cli, const tsr_args *a, const tsr_convert_opt
         print_plan(cli, p);
     } else if (st == TSR_OK) {
         char size[TSR_SIZE_TEXT];
-        tsr_cli_say(cli, "%s: %" PRId64 " tensors, %s, from a %s (%" PRId64 " ignored)", dst, p->tensors_written,
-                    tsr_size_text(p->bytes_in, size), p->from, p->tensors_ignored);
+        tsr_cli_say(cli, "%s: %" PRId64 " tensors, %s, from a %s (%" PRId64 " ignored)", dst,
+                    p->tensors_written, tsr_size_text(p->bytes_in, size), p->from, p->tensors_ignored);
     }
     tsr_convert_plan_free(&p);
     return st;
@@ -156,7 +170,13 @@ out:
     return st;
 }
 
-const tsr_cmd tsr_cmd_convert = { .name = "convert", .what = "Turn a checkpoint into another format",
-                                  .synopsis = synopsis, .description = description, .options = options,
-                                  .examples = examples, .see_also = see_also, .operand_min = 2, .operand_max = 2,
+const tsr_cmd tsr_cmd_convert = { .name = "convert",
+                                  .what = "Turn a checkpoint into another format",
+                                  .synopsis = synopsis,
+                                  .description = description,
+                                  .options = options,
+                                  .examples = examples,
+                                  .see_also = see_also,
+                                  .operand_min = 2,
+                                  .operand_max = 2,
                                   .run = run };

@@ -9,11 +9,14 @@
 
 static const char *const synopsis[] = { "[OPTION]... A B [GLOB]...", NULL };
 static const char *const description[] = {
-    "Compares the tensors of two checkpoints of any formats by their canonical names: bit by bit, so that +0 and -0 "
+    "Compares the tensors of two checkpoints of any formats by their canonical names: bit by bit, so that +0 "
+    "and -0 "
     "differ and equal NaN bits are equal. Only differences are printed.",
-    "With --values numbers are compared: zeros of either sign are equal, NaN equals NaN, and the largest absolute "
+    "With --values numbers are compared: zeros of either sign are equal, NaN equals NaN, and the largest "
+    "absolute "
     "difference, the largest distance in units in the last place, and the counts of NaN and Inf are told.",
-    "A GLOB limits the comparison to tensors whose canonical name matches. Without one, differing config.json files "
+    "A GLOB limits the comparison to tensors whose canonical name matches. Without one, differing "
+    "config.json files "
     "count as a difference too.",
     "The exit status is 0 when nothing differs and 1 otherwise.",
     NULL,
@@ -40,7 +43,8 @@ typedef struct comparison {
     json_t *rows;
 } comparison;
 
-/* ---- rows ----------------------------------------------------------------------------------------------- */
+/* ---- rows -----------------------------------------------------------------------------------------------
+ */
 
 static void row_json(comparison *k, const tsr_diff_row *r)
 {
@@ -78,12 +82,13 @@ static void row_text(const tsr_diff_row *r)
         (void)printf(": %s, %s", tsr_dtype_name((unsigned)r->dtype_a), tsr_dtype_name((unsigned)r->dtype_b));
     }
     if (r->state == TSR_DIFF_BYTES && r->different > 0) {
-        (void)printf(": %" PRIu64 " of %" PRIu64 " elements, first at %" PRIu64, r->different, r->elements, r->first);
+        (void)printf(": %" PRIu64 " of %" PRIu64 " elements, first at %" PRIu64, r->different, r->elements,
+                     r->first);
     }
     if (r->has_values) {
         (void)printf(", max abs %.9g, relative L2 %.9g, max ulp %" PRIu64 ", NaN %" PRIu64 " and %" PRIu64
-                     ", Inf %" PRIu64 " and %" PRIu64, r->max_abs, r->relative_l2, r->max_ulp, r->nan_a, r->nan_b,
-                     r->inf_a, r->inf_b);
+                     ", Inf %" PRIu64 " and %" PRIu64,
+                     r->max_abs, r->relative_l2, r->max_ulp, r->nan_a, r->nan_b, r->inf_a, r->inf_b);
     }
     (void)fputc('\n', stdout);
 }
@@ -123,21 +128,23 @@ static tsr_status print_summary(comparison *k, const tsr_diff_summary *s, bool e
     if (s->config_differs) {
         tsr_cli_say(k->cli, "config.json: differs");
     }
-    tsr_cli_say(k->cli, "%" PRIu64 " tensors compared (%s): %" PRIu64 " equal, %" PRIu64 " different, %" PRIu64
-                " only in A, %" PRIu64 " only in B", s->compared, tsr_size_text(s->bytes, size), s->equal, s->different,
-                s->only_a, s->only_b);
+    tsr_cli_say(k->cli,
+                "%" PRIu64 " tensors compared (%s): %" PRIu64 " equal, %" PRIu64 " different, %" PRIu64
+                " only in A, %" PRIu64 " only in B",
+                s->compared, tsr_size_text(s->bytes, size), s->equal, s->different, s->only_a, s->only_b);
     return tsr_out_check(err);
 }
 
-/* ---- opening ---------------------------------------------------------------------------------------------- */
+/* ---- opening ----------------------------------------------------------------------------------------------
+ */
 
 static bool is_raw(const tsr_view *v)
 {
     return strcmp(v->map->layout->arch, "raw") == 0;
 }
 
-/* One side with raw names and one with canonical names would have nothing in common: where one of them is foreign it
- * is opened again with the names of the other. */
+/* One side with raw names and one with canonical names would have nothing in common: where one of them is
+ * foreign it is opened again with the names of the other. */
 static tsr_status agree_on_names(tsr_cli *cli, tsr_view v[2], const char *const *paths, tsr_err *err)
 {
     if (is_raw(&v[0]) == is_raw(&v[1])) {
@@ -168,7 +175,8 @@ static tsr_status diff(comparison *k, const tsr_args *a, const tsr_diff_opts *o,
     if (a->operand_count > 2) {
         s.config_differs = false;
         if (s.compared + s.only_a + s.only_b == 0) {
-            st = TSR_ERR(err, TSR_E_MISSING, "diff: no tensor of %s or %s matches", a->operands[0], a->operands[1]);
+            st = TSR_ERR(err, TSR_E_MISSING, "diff: no tensor of %s or %s matches", a->operands[0],
+                         a->operands[1]);
             goto out;
         }
     }
@@ -203,6 +211,13 @@ out:
     return st;
 }
 
-const tsr_cmd tsr_cmd_diff = { .name = "diff", .what = "Compare two checkpoints", .synopsis = synopsis,
-                               .description = description, .options = options, .examples = examples,
-                               .see_also = see_also, .operand_min = 2, .operand_max = SIZE_MAX, .run = run };
+const tsr_cmd tsr_cmd_diff = { .name = "diff",
+                               .what = "Compare two checkpoints",
+                               .synopsis = synopsis,
+                               .description = description,
+                               .options = options,
+                               .examples = examples,
+                               .see_also = see_also,
+                               .operand_min = 2,
+                               .operand_max = SIZE_MAX,
+                               .run = run };

@@ -30,6 +30,12 @@ static tsr_status run(tsr_cli *cli, const tsr_args *a, tsr_err *err)
     return TSR_OK;
 }
 
-const tsr_cmd tsr_cmd_help = { .name = "help", .what = "Print help", .synopsis = synopsis, .description = description,
-                               .options = options, .examples = examples, .operand_min = 0, .operand_max = 1,
+const tsr_cmd tsr_cmd_help = { .name = "help",
+                               .what = "Print help",
+                               .synopsis = synopsis,
+                               .description = description,
+                               .options = options,
+                               .examples = examples,
+                               .operand_min = 0,
+                               .operand_max = 1,
                                .run = run };

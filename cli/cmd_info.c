@@ -1,4 +1,5 @@
-/* cmd_info.c - tessera info: what a checkpoint is. Facts are gathered once, into JSON, and printed from there. */
+/* cmd_info.c - tessera info: what a checkpoint is. Facts are gathered once, into JSON, and printed from
+ * there. */
 #include "cli/cli.h"
 #include "cli/list.h"
 #include "cli/out.h"
@@ -10,9 +11,12 @@
 
 static const char *const synopsis[] = { "[OPTION]... PATH", NULL };
 static const char *const description[] = {
-    "Says what PATH was taken for and what it holds: model, layers and their kinds, experts, which shard holds which "
-    "experts, sizes, files that travel along, training state and how the checkpoint came to be. Tensor data is never "
-    "read; the heads of the shards are compared with the index, and a shard that is absent or another one's copy is "
+    "Says what PATH was taken for and what it holds: model, layers and their kinds, experts, which shard "
+    "holds which "
+    "experts, sizes, files that travel along, training state and how the checkpoint came to be. Tensor data "
+    "is never "
+    "read; the heads of the shards are compared with the index, and a shard that is absent or another one's "
+    "copy is "
     "an error after the facts.",
     NULL,
 };
@@ -35,7 +39,8 @@ typedef struct about {
     tsr_err late_err;
 } about;
 
-/* ---- gathering ------------------------------------------------------------------------------------------- */
+/* ---- gathering -------------------------------------------------------------------------------------------
+ */
 
 /* "0-2, 4" of the layers of one kind. */
 static json_t *layers_of(const tsr_spec *s, tsr_layer_kind kind, int64_t *count)
@@ -88,7 +93,8 @@ static tsr_status add_model(about *b, tsr_err *err)
     char *owned = NULL;
     size_t bytes = 0;
     if (b->list.ckpt != NULL) {
-        tsr_status st = tsr_ckpt_read_member(b->list.ckpt, "assets/config.json", (size_t)64 << 20, &owned, &bytes, err);
+        tsr_status st =
+            tsr_ckpt_read_member(b->list.ckpt, "assets/config.json", (size_t)64 << 20, &owned, &bytes, err);
         if (st != TSR_OK && st != TSR_E_MISSING) {
             return st;
         }
@@ -109,7 +115,8 @@ static tsr_status add_model(about *b, tsr_err *err)
         if (st == TSR_OK) {
             tsr_json_set(&b->o, "model", model_facts(s));
         } else if (st == TSR_E_UNSUPPORTED) {
-            tsr_cli_note(b->cli, "%s", why.msg); /* another model's configuration: its tensors are listed all the same */
+            tsr_cli_note(b->cli, "%s",
+                         why.msg); /* another model's configuration: its tensors are listed all the same */
         } else {
             tsr_cli_warn(b->cli, "%s", why.msg);
         }
@@ -196,7 +203,8 @@ static tsr_status add_files(about *b, tsr_err *err)
     }
     size_t i;
     json_t *f;
-    json_array_foreach(list, i, f) {
+    json_array_foreach(list, i, f)
+    {
         bytes += (uint64_t)json_integer_value(json_object_get(f, "bytes"));
     }
     tsr_json_set(&b->o, "file_bytes", tsr_json_u64(bytes));
@@ -289,7 +297,8 @@ static tsr_status gather(about *b, const char *path, tsr_err *err)
     return add_assets(b, err);
 }
 
-/* ---- printing ---------------------------------------------------------------------------------------------- */
+/* ---- printing
+ * ---------------------------------------------------------------------------------------------- */
 
 static const char *text_at(const json_t *o, const char *key)
 {
@@ -315,15 +324,18 @@ static void print_layers(const json_t *m)
     size_t i;
     (void)printf("%-12s %" PRId64, "layers", int_at(m, "layers"));
     if (json_array_size(kinds) > 0) {
-        json_array_foreach(kinds, i, k) {
+        json_array_foreach(kinds, i, k)
+        {
             (void)printf("%s layer %zu %s", i == 0 ? ":" : ",", i, json_string_value(k));
         }
         (void)fputc('\n', stdout);
         return;
     }
     (void)fputc('\n', stdout);
-    (void)printf("%-12s %" PRId64 ": layers %s\n", "KDA", int_at(m, "kda_layer_count"), text_at(m, "kda_layers"));
-    (void)printf("%-12s %" PRId64 ": layers %s\n", "MLA", int_at(m, "mla_layer_count"), text_at(m, "mla_layers"));
+    (void)printf("%-12s %" PRId64 ": layers %s\n", "KDA", int_at(m, "kda_layer_count"),
+                 text_at(m, "kda_layers"));
+    (void)printf("%-12s %" PRId64 ": layers %s\n", "MLA", int_at(m, "mla_layer_count"),
+                 text_at(m, "mla_layers"));
 }
 
 static void print_model(const json_t *m)
@@ -332,9 +344,10 @@ static void print_model(const json_t *m)
     if (int_at(m, "first_dense") > 0) {
         (void)printf("%-12s layers below %" PRId64 "\n", "dense MLP", int_at(m, "first_dense"));
     }
-    (void)printf("%-12s %" PRId64 " experts, top-k %" PRId64 ", %" PRId64 " shared\n", "routing", int_at(m, "experts"),
-                 int_at(m, "top_k"), int_at(m, "shared_experts"));
-    (void)printf("%-12s hidden %" PRId64 ", vocabulary %" PRId64 "\n", "width", int_at(m, "hidden"), int_at(m, "vocab"));
+    (void)printf("%-12s %" PRId64 " experts, top-k %" PRId64 ", %" PRId64 " shared\n", "routing",
+                 int_at(m, "experts"), int_at(m, "top_k"), int_at(m, "shared_experts"));
+    (void)printf("%-12s hidden %" PRId64 ", vocabulary %" PRId64 "\n", "width", int_at(m, "hidden"),
+                 int_at(m, "vocab"));
     if (json_object_get(m, "params_total") != NULL) {
         (void)printf("%-12s %" PRId64 " (%" PRId64 " active)\n", "parameters", int_at(m, "params_total"),
                      int_at(m, "params_active"));
@@ -348,7 +361,8 @@ static void print_history(const json_t *o)
     if ((v = json_object_get(o, "step")) != NULL) {
         (void)printf("%-12s %" PRId64 "\n", "step", (int64_t)json_integer_value(v));
     }
-    json_array_foreach(json_object_get(o, "lineage"), i, v) {
+    json_array_foreach(json_object_get(o, "lineage"), i, v)
+    {
         char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
         line(i == 0 ? "lineage" : "", text != NULL ? text : "");
         free(text);
@@ -365,17 +379,20 @@ static void print_files(const json_t *o)
     const json_t *files = json_object_get(o, "files"), *f;
     size_t i;
     char size[TSR_SIZE_TEXT];
-    (void)printf("%-12s %zu, %s\n", "files", json_array_size(files), tsr_size_text((uint64_t)int_at(o, "file_bytes"), size));
-    json_array_foreach(files, i, f) {
+    (void)printf("%-12s %zu, %s\n", "files", json_array_size(files),
+                 tsr_size_text((uint64_t)int_at(o, "file_bytes"), size));
+    json_array_foreach(files, i, f)
+    {
         (void)fputs("  ", stdout);
         tsr_out_text(stdout, text_at(f, "name"));
         const char *experts = text_at(f, "experts");
-        (void)printf(": %s%s%s%s\n", experts[0] != '\0' ? "experts " : "", experts, experts[0] != '\0' ? ", " : "",
-                     tsr_size_text((uint64_t)int_at(f, "bytes"), size));
+        (void)printf(": %s%s%s%s\n", experts[0] != '\0' ? "experts " : "", experts,
+                     experts[0] != '\0' ? ", " : "", tsr_size_text((uint64_t)int_at(f, "bytes"), size));
     }
     files = json_object_get(o, "assets");
     (void)printf("%-12s %zu\n", "assets", json_array_size(files));
-    json_array_foreach(files, i, f) {
+    json_array_foreach(files, i, f)
+    {
         (void)fputs("  ", stdout);
         tsr_out_text(stdout, text_at(f, "name"));
         (void)printf(": %s\n", tsr_size_text((uint64_t)int_at(f, "bytes"), size));
@@ -387,15 +404,16 @@ static void print_text(const json_t *o)
     char size[TSR_SIZE_TEXT];
     line("path", text_at(o, "path"));
     line("taken for", text_at(o, "format"));
-    if (strcmp(text_at(o, "checkpoint"), "") != 0 && strcmp(text_at(o, "checkpoint"), text_at(o, "path")) != 0) {
+    if (strcmp(text_at(o, "checkpoint"), "") != 0 &&
+        strcmp(text_at(o, "checkpoint"), text_at(o, "path")) != 0) {
         line("checkpoint", text_at(o, "checkpoint"));
     }
     (void)printf("%-12s %s (%s)\n", "arch", text_at(o, "arch"), text_at(o, "names"));
     if (json_object_get(o, "model") != NULL) {
         print_model(json_object_get(o, "model"));
     }
-    (void)printf("%-12s %" PRId64 " (%" PRId64 " families of up to %" PRId64 " experts)\n", "tensors", int_at(o, "tensors"),
-                 int_at(o, "families"), int_at(o, "experts"));
+    (void)printf("%-12s %" PRId64 " (%" PRId64 " families of up to %" PRId64 " experts)\n", "tensors",
+                 int_at(o, "tensors"), int_at(o, "families"), int_at(o, "experts"));
     (void)printf("%-12s %s", "data", tsr_size_text((uint64_t)int_at(o, "bytes"), size));
     if (json_object_get(o, "stored_bytes") != NULL) {
         (void)printf(", stored in %s, ratio %.3f", tsr_size_text((uint64_t)int_at(o, "stored_bytes"), size),
@@ -406,7 +424,8 @@ static void print_text(const json_t *o)
     if (p != NULL) {
         const char *key;
         (void)printf("%-12s", "partitions");
-        json_object_foreach((json_t *)(uintptr_t)p, key, v) {
+        json_object_foreach((json_t *)(uintptr_t)p, key, v)
+        {
             if (json_integer_value(v) > 0) {
                 (void)printf(" %s %" PRId64, key, (int64_t)json_integer_value(v));
             }
@@ -440,6 +459,13 @@ static tsr_status run(tsr_cli *cli, const tsr_args *a, tsr_err *err)
     return st;
 }
 
-const tsr_cmd tsr_cmd_info = { .name = "info", .what = "Say what a checkpoint is and holds", .synopsis = synopsis,
-                               .description = description, .options = options, .examples = examples,
-                               .see_also = see_also, .operand_min = 1, .operand_max = 1, .run = run };
+const tsr_cmd tsr_cmd_info = { .name = "info",
+                               .what = "Say what a checkpoint is and holds",
+                               .synopsis = synopsis,
+                               .description = description,
+                               .options = options,
+                               .examples = examples,
+                               .see_also = see_also,
+                               .operand_min = 1,
+                               .operand_max = 1,
+                               .run = run };

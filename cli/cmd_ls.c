@@ -12,12 +12,16 @@
 static const char *const synopsis[] = { "[OPTION]... PATH [GLOB]...", "[OPTION]... PATH:GLOB", NULL };
 static const char *const description[] = {
     "Lists the tensors of a checkpoint in any format. Tensor data is never read.",
-    "The same matrix of every expert of a layer is a family and takes one line: its name holds {e} where the number "
-    "of the expert stands, and the count follows. With --all, or when a GLOB matches the names of single experts but "
+    "The same matrix of every expert of a layer is a family and takes one line: its name holds {e} where the "
+    "number "
+    "of the expert stands, and the count follows. With --all, or when a GLOB matches the names of single "
+    "experts but "
     "not the family's, they are listed one by one.",
-    "A GLOB matches whole names: * ? and [..] as in the shell, also across dots and slashes; {gate,up} is either word "
+    "A GLOB matches whole names: * ? and [..] as in the shell, also across dots and slashes; {gate,up} is "
+    "either word "
     "and {0..7} a whole number from 0 to 7.",
-    "The columns of --long are: dtype, shape (of one expert), bytes, shard (the first and how many more), codec, "
+    "The columns of --long are: dtype, shape (of one expert), bytes, shard (the first and how many more), "
+    "codec, "
     "stored bytes by bytes, name.",
     NULL,
 };
@@ -25,12 +29,14 @@ static const tsr_opt options[] = {
     { "long", 'l', TSR_OPT_FLAG, NULL, 0, 0, "Also dtype, shape, bytes, shard, codec and ratio." },
     { "all", 'r', TSR_OPT_FLAG, NULL, 0, 0, "List every expert by itself." },
     { "jsonl", 0, TSR_OPT_FLAG, NULL, 0, 0, "One JSON object per line and tensor." },
-    { "names", 0, TSR_OPT_CHOICE, "canonical|source", 0, 0, "Tessera's own names, or those of the model's source." },
+    { "names", 0, TSR_OPT_CHOICE, "canonical|source", 0, 0,
+      "Tessera's own names, or those of the model's source." },
     TSR_OPT_END,
 };
 static const tsr_pair examples[] = {
     { "tessera ls model.tsr", "One line per tensor and family." },
-    { "tessera ls -l model.tsr '*.experts.{0..7}.gate*'", "The gate matrices of eight experts in every layer." },
+    { "tessera ls -l model.tsr '*.experts.{0..7}.gate*'",
+      "The gate matrices of eight experts in every layer." },
     { "tessera ls --jsonl model/ '*norm*'", "Norms of a safetensors folder, for a script." },
     { 0 },
 };
@@ -45,7 +51,8 @@ typedef struct listing {
     uint64_t printed;
 } listing;
 
-/* ---- one row ----------------------------------------------------------------------------------------------- */
+/* ---- one row
+ * ----------------------------------------------------------------------------------------------- */
 
 static tsr_status print_json(listing *g, tsr_err *err)
 {
@@ -59,7 +66,8 @@ static tsr_status print_json(listing *g, tsr_err *err)
     }
     tsr_json_set(&o, "bytes", tsr_json_u64(r->bytes));
     tsr_json_set(&o, "stored_bytes", tsr_json_u64(r->stored_bytes));
-    tsr_json_set(&o, "ratio", r->bytes > 0 ? tsr_json_number((double)r->stored_bytes / (double)r->bytes) : json_null());
+    tsr_json_set(&o, "ratio",
+                 r->bytes > 0 ? tsr_json_number((double)r->stored_bytes / (double)r->bytes) : json_null());
     tsr_json_set(&o, "codec", tsr_json_text(r->codec));
     tsr_json_set(&o, "file", tsr_json_text(r->file));
     tsr_json_set(&o, "files", json_integer(r->file_count));
@@ -117,7 +125,8 @@ static tsr_status print_row(listing *g, uint32_t group, int64_t expert, tsr_err 
     return tsr_cli_go_on(g->cli, err);
 }
 
-/* ---- all rows --------------------------------------------------------------------------------------------------- */
+/* ---- all rows
+ * --------------------------------------------------------------------------------------------------- */
 
 /* The experts of a family one by one. */
 static tsr_status print_experts(listing *g, uint32_t group, uint32_t count, tsr_err *err)
@@ -223,6 +232,13 @@ out:
     return st;
 }
 
-const tsr_cmd tsr_cmd_ls = { .name = "ls", .what = "List the tensors of a checkpoint", .synopsis = synopsis,
-                             .description = description, .options = options, .examples = examples,
-                             .see_also = see_also, .operand_min = 1, .operand_max = SIZE_MAX, .run = run };
+const tsr_cmd tsr_cmd_ls = { .name = "ls",
+                             .what = "List the tensors of a checkpoint",
+                             .synopsis = synopsis,
+                             .description = description,
+                             .options = options,
+                             .examples = examples,
+                             .see_also = see_also,
+                             .operand_min = 1,
+                             .operand_max = SIZE_MAX,
+                             .run = run };

@@ -11,9 +11,11 @@
 
 static const char *const synopsis[] = { "[OPTION]... SRC OUT.tar", "[OPTION]... SRC -", NULL };
 static const char *const description[] = {
-    "Writes the checkpoint SRC into one tar file, or to standard output for \"-\". Checksums are verified on the way. "
+    "Writes the checkpoint SRC into one tar file, or to standard output for \"-\". Checksums are verified on "
+    "the way. "
     "An uncompressed tar is a checkpoint by itself: every command reads it in place, without unpacking.",
-    "With --zstd the tar is compressed for transport and has to be unpacked before it is used. A name that ends in "
+    "With --zstd the tar is compressed for transport and has to be unpacked before it is used. A name that "
+    "ends in "
     ".zst asks for the same.",
     "OUT must not exist. It appears under its name when it is complete.",
     NULL,
@@ -25,7 +27,8 @@ static const tsr_opt options[] = {
 };
 static const tsr_pair examples[] = {
     { "tessera pack model.tsr model.tar", "One file; \"tessera ls model.tar\" works." },
-    { "tessera pack --zstd model.tsr - | ssh host tessera unpack - model.tsr", "Sends a checkpoint to another machine." },
+    { "tessera pack --zstd model.tsr - | ssh host tessera unpack - model.tsr",
+      "Sends a checkpoint to another machine." },
     { 0 },
 };
 static const char *const see_also[] = { "unpack", "verify", NULL };
@@ -77,6 +80,13 @@ out:
     return st;
 }
 
-const tsr_cmd tsr_cmd_pack = { .name = "pack", .what = "Put a checkpoint into one tar file", .synopsis = synopsis,
-                               .description = description, .options = options, .examples = examples,
-                               .see_also = see_also, .operand_min = 2, .operand_max = 2, .run = run };
+const tsr_cmd tsr_cmd_pack = { .name = "pack",
+                               .what = "Put a checkpoint into one tar file",
+                               .synopsis = synopsis,
+                               .description = description,
+                               .options = options,
+                               .examples = examples,
+                               .see_also = see_also,
+                               .operand_min = 2,
+                               .operand_max = 2,
+                               .run = run };

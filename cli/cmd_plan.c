@@ -11,9 +11,12 @@
 
 static const char *const synopsis[] = { "[--experts-per-rank N | --ranks N] [--json] CONFIG", NULL };
 static const char *const description[] = {
-    "Reads a model configuration (config.json, a folder that holds one, or a checkpoint) and tells how many parameters "
-    "and bytes the model has, how much one expert is, and what every rank holds when the experts of each layer are "
-    "spread over ranks and everything else is on all of them. Weights only: optimizer state and activations are not "
+    "Reads a model configuration (config.json, a folder that holds one, or a checkpoint) and tells how many "
+    "parameters "
+    "and bytes the model has, how much one expert is, and what every rank holds when the experts of each "
+    "layer are "
+    "spread over ranks and everything else is on all of them. Weights only: optimizer state and activations "
+    "are not "
     "counted. \"-\" reads the configuration from standard input.",
     NULL,
 };
@@ -31,7 +34,8 @@ static const char *const see_also[] = { "info", "reshard", NULL };
 
 #define CONFIG_BYTES_MAX ((size_t)64 << 20)
 
-/* ---- reading ---------------------------------------------------------------------------------------------- */
+/* ---- reading ----------------------------------------------------------------------------------------------
+ */
 
 static tsr_status read_all(FILE *f, const char *name, char **out, size_t *bytes, tsr_err *err)
 {
@@ -68,7 +72,8 @@ static tsr_status read_file(const char *path, char **out, size_t *bytes, tsr_err
 {
     FILE *f = fopen(path, "re");
     if (f == NULL) {
-        TSR_FAIL(err, errno == ENOENT ? TSR_E_MISSING : TSR_E_IO, "%s: cannot be opened: %s", path, strerror(errno));
+        TSR_FAIL(err, errno == ENOENT ? TSR_E_MISSING : TSR_E_IO, "%s: cannot be opened: %s", path,
+                 strerror(errno));
     }
     tsr_status st = read_all(f, path, out, bytes, err);
     (void)fclose(f);
@@ -99,7 +104,8 @@ static tsr_status read_config(tsr_cli *cli, const char *path, char **out, size_t
     return read_file(path, out, bytes, err);
 }
 
-/* ---- sizes ------------------------------------------------------------------------------------------------- */
+/* ---- sizes
+ * ------------------------------------------------------------------------------------------------- */
 
 typedef struct per_rank {
     uint64_t ranks, experts, experts_last; /* experts of a layer on each rank, and on the last one */
@@ -108,8 +114,8 @@ typedef struct per_rank {
 } per_rank;
 
 /* Ranks and experts a rank from one of them. Uneven divisions leave fewer to the last ranks. */
-static tsr_status spread(const tsr_spec *s, const tsr_spec_sizes *z, uint64_t ranks, uint64_t experts, per_rank *out,
-                         tsr_err *err)
+static tsr_status spread(const tsr_spec *s, const tsr_spec_sizes *z, uint64_t ranks, uint64_t experts,
+                         per_rank *out, tsr_err *err)
 {
     uint64_t all = s->experts > 0 ? (uint64_t)s->experts : 0;
     if (all == 0) {
@@ -133,7 +139,8 @@ static tsr_status spread(const tsr_spec *s, const tsr_spec_sizes *z, uint64_t ra
     return TSR_OK;
 }
 
-/* ---- printing ----------------------------------------------------------------------------------------------- */
+/* ---- printing
+ * ----------------------------------------------------------------------------------------------- */
 
 static tsr_status print_json(const tsr_spec *s, const tsr_spec_sizes *z, const per_rank *r, tsr_err *err)
 {
@@ -170,8 +177,8 @@ static void bytes_line(const char *key, uint64_t bytes)
 
 static void print_text(const tsr_spec *s, const tsr_spec_sizes *z, const per_rank *r)
 {
-    (void)printf("%-22s %s, %d layers, %" PRId64 " experts, top-k %" PRId64 "\n", "model", tsr_arch_name(s->arch),
-                 s->layers, s->experts, s->top_k);
+    (void)printf("%-22s %s, %d layers, %" PRId64 " experts, top-k %" PRId64 "\n", "model",
+                 tsr_arch_name(s->arch), s->layers, s->experts, s->top_k);
     (void)printf("%-22s %" PRIu64 "\n", "parameters", z->params_total);
     (void)printf("%-22s %" PRIu64 "\n", "parameters of experts", z->params_routed);
     (void)printf("%-22s %" PRIu64 "\n", "parameters active", z->params_active);
@@ -204,7 +211,8 @@ static tsr_status run(tsr_cli *cli, const tsr_args *a, tsr_err *err)
     tsr_spec *s = calloc(1, sizeof *s);
     tsr_spec_sizes z;
     per_rank r = { 0 };
-    tsr_status st = s != NULL ? tsr_spec_parse(s, text, bytes, err) : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
+    tsr_status st =
+        s != NULL ? tsr_spec_parse(s, text, bytes, err) : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
     free(text);
     if (st == TSR_OK) {
         st = tsr_spec_sizes_of(s, &z, err);
@@ -221,7 +229,13 @@ static tsr_status run(tsr_cli *cli, const tsr_args *a, tsr_err *err)
     return st;
 }
 
-const tsr_cmd tsr_cmd_plan = { .name = "plan", .what = "Tell the sizes of a model from its configuration",
-                               .synopsis = synopsis, .description = description, .options = options,
-                               .examples = examples, .see_also = see_also, .operand_min = 1, .operand_max = 1,
+const tsr_cmd tsr_cmd_plan = { .name = "plan",
+                               .what = "Tell the sizes of a model from its configuration",
+                               .synopsis = synopsis,
+                               .description = description,
+                               .options = options,
+                               .examples = examples,
+                               .see_also = see_also,
+                               .operand_min = 1,
+                               .operand_max = 1,
                                .run = run };

@@ -8,20 +8,25 @@
 static const char *const synopsis[] = { "[OPTION]... SRC DST --experts N [--dense M]",
                                         "[OPTION]... SRC DST --map \"0-3,8;4-7,9-11\"", NULL };
 static const char *const description[] = {
-    "Writes the Tessera checkpoint SRC once more at DST, with its experts in other partitions. Stored bytes are moved, "
+    "Writes the Tessera checkpoint SRC once more at DST, with its experts in other partitions. Stored bytes "
+    "are moved, "
     "never decoded; a shard that stays as it is is linked, not copied.",
-    "Without --map each partition gets the same number of neighbouring experts. A map lists the experts of every "
+    "Without --map each partition gets the same number of neighbouring experts. A map lists the experts of "
+    "every "
     "partition by hand: ranges separated by commas, partitions by semicolons.",
-    "DST must not exist; an empty folder, or a link to one, is used. A run that was killed goes on when the same "
+    "DST must not exist; an empty folder, or a link to one, is used. A run that was killed goes on when the "
+    "same "
     "command is given again.",
     NULL,
 };
 static const tsr_opt options[] = {
     { "experts", 0, TSR_OPT_UINT, "N", 1, 65536, "Number of expert partitions." },
-    { "dense", 0, TSR_OPT_UINT, "M", 1, 65536, "Number of files for the other tensors. As it is when not given." },
+    { "dense", 0, TSR_OPT_UINT, "M", 1, 65536,
+      "Number of files for the other tensors. As it is when not given." },
     { "map", 0, TSR_OPT_TEXT, "MAP", 0, 0, "Experts of each partition by hand." },
     { "uneven", 0, TSR_OPT_FLAG, NULL, 0, 0, "Accept an N that does not divide the number of experts." },
-    { "rewrite", 0, TSR_OPT_FLAG, NULL, 0, 0, "Write one file per partition even where linking files would do." },
+    { "rewrite", 0, TSR_OPT_FLAG, NULL, 0, 0,
+      "Write one file per partition even where linking files would do." },
     { "restart", 0, TSR_OPT_FLAG, NULL, 0, 0, "Throw away what an interrupted run has left." },
     { "dry-run", 'n', TSR_OPT_FLAG, NULL, 0, 0, "Print the plan and write nothing." },
     TSR_OPT_END,
@@ -78,12 +83,13 @@ static tsr_status map_parse(expert_map *m, const char *text, tsr_err *err)
             ok = number_at(&s, &high);
         }
         if (!ok || high < low || (*s != ',' && *s != ';' && *s != '\0')) {
-            TSR_FAIL(err, TSR_E_USAGE, "--map %.200s: cannot be read at byte %td (write it like \"0-3,8;4-7,9-11\")", text,
+            TSR_FAIL(err, TSR_E_USAGE,
+                     "--map %.200s: cannot be read at byte %td (write it like \"0-3,8;4-7,9-11\")", text,
                      s - text);
         }
         m->numbers[used++] = low;
         m->numbers[used++] = high;
-        m->parts[m->count - 1].range_count++;
+        m->parts[m->count - 1].range_count += 2; /* counts numbers, not pairs */
         if (*s == '\0') {
             return TSR_OK;
         }
@@ -101,7 +107,7 @@ static char *lineage_step(const tsr_ckpt *src, const tsr_args *a)
     size_t n;
     const char *text = tsr_ckpt_manifest(src, &n);
     json_t *root = json_loadb(text, n, 0, NULL), *o = json_object();
-    tsr_json_set(&o, "operation", tsr_json_text("reshard"));
+    tsr_json_set(&o, "op", tsr_json_text("reshard"));
     tsr_json_set(&o, "tool", tsr_json_text("tessera " TSR_VERSION));
     tsr_json_set(&o, "parent", tsr_json_text(json_string_value(json_object_get(root, "uuid"))));
     if (tsr_opt_given(a, "experts")) {
@@ -119,7 +125,8 @@ static char *lineage_step(const tsr_ckpt *src, const tsr_args *a)
     return out;
 }
 
-static tsr_status print(const tsr_cli *cli, const tsr_reshard_plan *p, const char *dst, bool dry, tsr_err *err)
+static tsr_status print(const tsr_cli *cli, const tsr_reshard_plan *p, const char *dst, bool dry,
+                        tsr_err *err)
 {
     char a[TSR_SIZE_TEXT], b[TSR_SIZE_TEXT], c[TSR_SIZE_TEXT];
     if (cli->json) {
@@ -135,10 +142,12 @@ static tsr_status print(const tsr_cli *cli, const tsr_reshard_plan *p, const cha
         return tsr_json_print(o, false, err);
     }
     tsr_cli_say(cli, "%s: %s %s in %u file%s, %s %s in %u file%s", dst, dry ? "would move" : "moved",
-                tsr_size_text(p->moved_bytes, a), p->moved_files, p->moved_files == 1 ? "" : "s", dry ? "link" : "linked",
-                tsr_size_text(p->linked_bytes, b), p->linked_files, p->linked_files == 1 ? "" : "s");
+                tsr_size_text(p->moved_bytes, a), p->moved_files, p->moved_files == 1 ? "" : "s",
+                dry ? "link" : "linked", tsr_size_text(p->linked_bytes, b), p->linked_files,
+                p->linked_files == 1 ? "" : "s");
     if (dry) {
-        tsr_cli_say(cli, "disk %s, memory %s", tsr_size_text(p->disk_bytes, a), tsr_size_text(p->buffer_bytes, c));
+        tsr_cli_say(cli, "disk %s, memory %s", tsr_size_text(p->disk_bytes, a),
+                    tsr_size_text(p->buffer_bytes, c));
     }
     return TSR_OK;
 }
@@ -188,7 +197,8 @@ static tsr_status run(tsr_cli *cli, const tsr_args *a, tsr_err *err)
     }
     tsr_status st = text != NULL ? map_parse(&map, text, err) : TSR_OK;
     if (st == TSR_OK && text != NULL && o.expert_partitions != 0 && o.expert_partitions != map.count) {
-        st = TSR_ERR(err, TSR_E_USAGE, "--experts %u: but --map lists %u partitions", o.expert_partitions, map.count);
+        st = TSR_ERR(err, TSR_E_USAGE, "--experts %u: but --map lists %u partitions", o.expert_partitions,
+                     map.count);
     }
     if (st == TSR_OK) {
         if (text != NULL) {
@@ -201,7 +211,13 @@ static tsr_status run(tsr_cli *cli, const tsr_args *a, tsr_err *err)
     return st;
 }
 
-const tsr_cmd tsr_cmd_reshard = { .name = "reshard", .what = "Put the experts of a checkpoint into other partitions",
-                                  .synopsis = synopsis, .description = description, .options = options,
-                                  .examples = examples, .see_also = see_also, .operand_min = 2, .operand_max = 2,
+const tsr_cmd tsr_cmd_reshard = { .name = "reshard",
+                                  .what = "Put the experts of a checkpoint into other partitions",
+                                  .synopsis = synopsis,
+                                  .description = description,
+                                  .options = options,
+                                  .examples = examples,
+                                  .see_also = see_also,
+                                  .operand_min = 2,
+                                  .operand_max = 2,
                                   .run = run };

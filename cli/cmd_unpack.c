@@ -8,9 +8,12 @@
 
 static const char *const synopsis[] = { "[OPTION]... IN.tar DST", "[OPTION]... - DST", NULL };
 static const char *const description[] = {
-    "Unpacks a tar that \"tessera pack\" has written, compressed or not, into the new checkpoint folder DST. \"-\" reads "
-    "standard input. Checksums are verified on the way; absolute paths, \"..\", links and duplicate members are refused.",
-    "DST must not exist; an empty folder, or a link to one, is used. It appears under its name when it is complete.",
+    "Unpacks a tar that \"tessera pack\" has written, compressed or not, into the new checkpoint folder DST. "
+    "\"-\" reads "
+    "standard input. Checksums are verified on the way; absolute paths, \"..\", links and duplicate members "
+    "are refused.",
+    "DST must not exist; an empty folder, or a link to one, is used. It appears under its name when it is "
+    "complete.",
     NULL,
 };
 static const tsr_opt options[] = {
@@ -45,6 +48,13 @@ static tsr_status run(tsr_cli *cli, const tsr_args *a, tsr_err *err)
     return st;
 }
 
-const tsr_cmd tsr_cmd_unpack = { .name = "unpack", .what = "Unpack a checkpoint from a tar", .synopsis = synopsis,
-                                 .description = description, .options = options, .examples = examples,
-                                 .see_also = see_also, .operand_min = 2, .operand_max = 2, .run = run };
+const tsr_cmd tsr_cmd_unpack = { .name = "unpack",
+                                 .what = "Unpack a checkpoint from a tar",
+                                 .synopsis = synopsis,
+                                 .description = description,
+                                 .options = options,
+                                 .examples = examples,
+                                 .see_also = see_also,
+                                 .operand_min = 2,
+                                 .operand_max = 2,
+                                 .run = run };

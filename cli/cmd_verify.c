@@ -1,4 +1,5 @@
-/* cmd_verify.c - tessera verify: every byte against its checksum; for foreign formats what can be checked there. */
+/* cmd_verify.c - tessera verify: every byte against its checksum; for foreign formats what can be checked
+ * there. */
 #include "cli/cli.h"
 #include "cli/out.h"
 #include "inspect/inspect.h"
@@ -11,16 +12,24 @@
 
 static const char *const synopsis[] = { "[--quick|--deep] PATH", NULL };
 static const char *const description[] = {
-    "Checks a checkpoint and prints each finding as \"file: item: what\". It goes on after damage, so that one run tells "
-    "all. Without options every byte of every file is compared with its checksum. PATH may also be a tar, or a run "
-    "folder, whose checkpoints are then verified one after the other.",
-    "A safetensors source has no checksums: its headers, sizes and index are checked, and NaN codes among the scales "
-    "of MXFP4 tensors are reported as warnings. Contradictions that do not keep it from being read make exit status 1.",
-    "The exit status is 0 when all is well, 1 when there is damage, and 4 when nothing is damaged but something is "
+    "Checks a checkpoint and prints each finding as \"file: item: what\". It goes on after damage, so that "
+    "one run tells "
+    "all. Without options every byte of every file is compared with its checksum. PATH may also be a tar, or "
+    "a run "
+    "folder: then its newest checkpoint without findings is taken, as a resumed run would, with a warning "
+    "for what was "
+    "skipped; --all verifies every step instead.",
+    "A safetensors source has no checksums: its headers, sizes and index are checked, and NaN codes among "
+    "the scales "
+    "of MXFP4 tensors are reported as warnings. Contradictions that do not keep it from being read make exit "
+    "status 1.",
+    "The exit status is 0 when all is well, 1 when there is damage, and 4 when nothing is damaged but "
+    "something is "
     "missing.",
     NULL,
 };
 static const tsr_opt options[] = {
+    { "all", 0, TSR_OPT_FLAG, NULL, 0, 0, "In a run folder: every step, one after the other." },
     { "quick", 0, TSR_OPT_FLAG, NULL, 0, 0, "Only manifest, index, sizes and heads: no tensor data." },
     { "deep", 0, TSR_OPT_FLAG, NULL, 0, 0,
       "Also decode every chunk, and compare each shard as the HDF5 library sees it with the index." },
@@ -36,13 +45,15 @@ static const char *const see_also[] = { "info", "index", NULL };
 typedef struct checker {
     tsr_cli *cli;
     tsr_verify_level level;
+    bool all;           /* every step of a run folder */
     const char *prefix; /* folder of a run, put before file names; NULL */
     json_t *findings;
     tsr_verify_report total; /* of all checkpoints */
     tsr_err first;           /* the first finding that is no warning */
 } checker;
 
-/* ---- findings ------------------------------------------------------------------------------------------- */
+/* ---- findings -------------------------------------------------------------------------------------------
+ */
 
 /* A TSR_OK code is a warning. Printed at once; kept for JSON. */
 static void tell(checker *k, tsr_status code, const char *file, const char *item, const char *what)
@@ -95,7 +106,8 @@ static void add_report(checker *k, const tsr_verify_report *r)
     }
 }
 
-/* ---- Tessera checkpoints ----------------------------------------------------------------------------------- */
+/* ---- Tessera checkpoints
+ * ----------------------------------------------------------------------------------- */
 
 static tsr_status check_ckpt(checker *k, const char *path, tsr_err *err)
 {
@@ -137,14 +149,14 @@ static tsr_status check_run(checker *k, const char *path, tsr_err *err)
     return st;
 }
 
-/* ---- foreign formats ------------------------------------------------------------------------------------------ */
+/* ---- foreign formats
+ * ------------------------------------------------------------------------------------------ */
 
 static void on_nan(void *payload, const char *tensor, int64_t row, int64_t nan_values)
 {
     checker *k = payload;
     char what[120];
-    (void)snprintf(what, sizeof what, "row %" PRId64 ": %" PRId64 " NaN value%s (scale code 255)", row, nan_values,
-                   nan_values == 1 ? "" : "s");
+    (void)snprintf(what, sizeof what, "%" PRId64 " NaN in row %" PRId64 " (scale code 255)", nan_values, row);
     k->total.warnings++;
     tell(k, TSR_OK, "scales", tensor, what);
 }
@@ -172,8 +184,8 @@ static tsr_status check_foreign(checker *k, const char *path, tsr_err *err)
     return st;
 }
 
-/* NaN scales inside a Tessera checkpoint: only where its bytes are known to be sound. That they cannot be looked for
- * is no damage. */
+/* NaN scales inside a Tessera checkpoint: only where its bytes are known to be sound. That they cannot be
+ * looked for is no damage. */
 static tsr_status scan_ckpt(checker *k, const char *path, tsr_err *err)
 {
     const tsr_source_opts so = { .mem_limit = k->cli->mem_limit };
@@ -195,7 +207,8 @@ static tsr_status scan_ckpt(checker *k, const char *path, tsr_err *err)
     return TSR_OK;
 }
 
-/* ---- running --------------------------------------------------------------------------------------------------- */
+/* ---- running
+ * --------------------------------------------------------------------------------------------------- */
 
 static tsr_status print_summary(checker *k, const char *path, tsr_err *err)
 {
@@ -216,8 +229,10 @@ static tsr_status print_summary(checker *k, const char *path, tsr_err *err)
         return tsr_json_print(o, false, err);
     }
     const char *verdict = r->worst == TSR_OK ? "ok" : r->worst == TSR_E_MISSING ? "incomplete" : "damaged";
-    tsr_cli_say(k->cli, "%s: %s: %" PRIu64 " file%s, %" PRIu64 " tensors, %s checked, %" PRIu64 " finding%s, %" PRIu64
-                " warning%s", path, verdict, r->files, r->files == 1 ? "" : "s", r->tensors,
+    tsr_cli_say(k->cli,
+                "%s: %s: %" PRIu64 " file%s, %" PRIu64 " tensors, %s checked, %" PRIu64 " finding%s, %" PRIu64
+                " warning%s",
+                path, verdict, r->files, r->files == 1 ? "" : "s", r->tensors,
                 tsr_size_text(r->bytes_checked, size), r->findings, r->findings == 1 ? "" : "s", r->warnings,
                 r->warnings == 1 ? "" : "s");
     return TSR_OK;
@@ -247,17 +262,29 @@ static tsr_status check_any(checker *k, const char *path, tsr_err *err)
     }
     bool committed = lstat(manifest, &sb) == 0;
     free(manifest);
-    if (!latest && !committed && tsr_run_probe(path)) {
+    bool steps = latest || (!committed && tsr_run_probe(path));
+    if (steps && k->all && !latest) {
         return check_run(k, path, err);
     }
-    if (!latest) {
+    if (!steps) {
         tsr_cli_note(k->cli, "%s: taken for a Tessera checkpoint", path);
         TSR_TRY(check_ckpt(k, path, err));
         return k->total.findings == 0 && k->level != TSR_VERIFY_QUICK ? scan_ckpt(k, path, err) : TSR_OK;
     }
-    TSR_TRY(tsr_cli_ckpt_path(k->cli, &resolved, path, err));
-    tsr_status st = check_ckpt(k, resolved, err);
-    free(resolved);
+    char *run_path = strndup(path, latest ? n - 7 : n), *note = NULL;
+    if (run_path == NULL) {
+        TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
+    }
+    tsr_status st = tsr_run_latest(run_path, k->level, &resolved, &note, err);
+    free(run_path);
+    if (note != NULL) {
+        tsr_cli_warn(k->cli, "%s", note);
+        free(note);
+    }
+    if (st == TSR_OK) {
+        st = check_ckpt(k, resolved, err);
+        free(resolved);
+    }
     return st;
 }
 
@@ -267,7 +294,10 @@ static tsr_status run(tsr_cli *cli, const tsr_args *a, tsr_err *err)
     if (tsr_opt_given(a, "quick") && tsr_opt_given(a, "deep")) {
         TSR_FAIL(err, TSR_E_USAGE, "--quick, --deep: choose one");
     }
-    k.level = tsr_opt_given(a, "quick") ? TSR_VERIFY_QUICK : tsr_opt_given(a, "deep") ? TSR_VERIFY_DEEP : k.level;
+    k.level = tsr_opt_given(a, "quick")  ? TSR_VERIFY_QUICK
+              : tsr_opt_given(a, "deep") ? TSR_VERIFY_DEEP
+                                         : k.level;
+    k.all = tsr_opt_given(a, "all");
     k.findings = json_array();
     tsr_status st = check_any(&k, a->operands[0], err);
     tsr_meter_clear(&cli->meter);
@@ -282,6 +312,13 @@ static tsr_status run(tsr_cli *cli, const tsr_args *a, tsr_err *err)
     return st;
 }
 
-const tsr_cmd tsr_cmd_verify = { .name = "verify", .what = "Check a checkpoint for damage", .synopsis = synopsis,
-                                 .description = description, .options = options, .examples = examples,
-                                 .see_also = see_also, .operand_min = 1, .operand_max = 1, .run = run };
+const tsr_cmd tsr_cmd_verify = { .name = "verify",
+                                 .what = "Check a checkpoint for damage",
+                                 .synopsis = synopsis,
+                                 .description = description,
+                                 .options = options,
+                                 .examples = examples,
+                                 .see_also = see_also,
+                                 .operand_min = 1,
+                                 .operand_max = 1,
+                                 .run = run };

@@ -5,7 +5,8 @@
 
 static const char *const synopsis[] = { "[--json]", NULL };
 static const char *const description[] = {
-    "Prints the version of the program, the version of the checkpoint format it writes, and, with --verbose or --json, "
+    "Prints the version of the program, the version of the checkpoint format it writes, and, with --verbose "
+    "or --json, "
     "the formats and name tables it reads.",
     NULL,
 };
@@ -44,6 +45,12 @@ static tsr_status run(tsr_cli *cli, const tsr_args *a, tsr_err *err)
     return TSR_OK;
 }
 
-const tsr_cmd tsr_cmd_version = { .name = "version", .what = "Print the version", .synopsis = synopsis,
-                                  .description = description, .options = options, .examples = examples,
-                                  .operand_min = 0, .operand_max = 0, .run = run };
+const tsr_cmd tsr_cmd_version = { .name = "version",
+                                  .what = "Print the version",
+                                  .synopsis = synopsis,
+                                  .description = description,
+                                  .options = options,
+                                  .examples = examples,
+                                  .operand_min = 0,
+                                  .operand_max = 0,
+                                  .run = run };

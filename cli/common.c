@@ -124,8 +124,10 @@ static tsr_status only_tessera(const tsr_cli *cli, const char *path, tsr_err *er
 {
     const tsr_source_ops *f = tsr_ckpt_probe(path) ? NULL : tsr_cli_format_of(path);
     if (f != NULL) {
-        TSR_FAIL(err, TSR_E_UNSUPPORTED, "%s: taken for a %s: %s works on Tessera checkpoints only (tessera convert "
-                 "makes one)", path, f->what, cli->cmd->name);
+        TSR_FAIL(err, TSR_E_UNSUPPORTED,
+                 "%s: taken for a %s: %s works on Tessera checkpoints only (tessera convert "
+                 "makes one)",
+                 path, f->what, cli->cmd->name);
     }
     return TSR_OK;
 }

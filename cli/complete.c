@@ -6,10 +6,12 @@
 /* Options whose value is a path. */
 static bool takes_path(const tsr_opt *o)
 {
-    return o->kind == TSR_OPT_TEXT && o->value != NULL && (strcmp(o->value, "FILE") == 0 || strcmp(o->value, "DIR") == 0);
+    return o->kind == TSR_OPT_TEXT && o->value != NULL &&
+           (strcmp(o->value, "FILE") == 0 || strcmp(o->value, "DIR") == 0);
 }
 
-/* ---- bash ------------------------------------------------------------------------------------------------- */
+/* ---- bash -------------------------------------------------------------------------------------------------
+ */
 
 static void bash_words(FILE *f, const tsr_opt *o)
 {
@@ -47,15 +49,17 @@ static void bash_values(FILE *f, const tsr_opt *o)
 
 void tsr_complete_bash(FILE *f)
 {
-    (void)fputs("# bash completion for tessera\n"
-                "_tessera() {\n"
-                "    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} words='' kind=operand\n"
-                "    local command=${COMP_WORDS[1]}\n"
-                "    COMPREPLY=()\n"
-                "    if [[ $cur == '=' ]]; then cur=''; fi\n"
-                "    if [[ $prev == '=' ]]; then prev=${COMP_WORDS[COMP_CWORD-2]}; fi\n"
-                "    if (( COMP_CWORD == 1 )); then\n"
-                "        COMPREPLY=($(compgen -W '", f);
+    (void)fputs(
+        "# bash completion for tessera\n"
+        "_tessera() {\n"
+        "    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} words='' kind=operand\n"
+        "    local command=${COMP_WORDS[1]}\n"
+        "    COMPREPLY=()\n"
+        "    if [[ $cur == '=' ]]; then cur=''; fi\n"
+        "    if [[ $prev == '=' ]]; then prev=${COMP_WORDS[COMP_CWORD-2]}; fi\n"
+        "    if (( COMP_CWORD == 1 )); then\n"
+        "        COMPREPLY=($(compgen -W '",
+        f);
     for (size_t i = 0; tsr_cmds[i] != NULL; i++) {
         (void)fprintf(f, "%s%s", i > 0 ? " " : "", tsr_cmds[i]->name);
     }
@@ -74,7 +78,8 @@ void tsr_complete_bash(FILE *f)
                 "    if [[ $kind == value || ( $kind == operand && $cur == -* ) ]]; then\n"
                 "        COMPREPLY=($(compgen -W \"$words\" -- \"$cur\"))\n"
                 "    elif [[ $command == help && $kind == operand ]]; then\n"
-                "        COMPREPLY=($(compgen -W '", f);
+                "        COMPREPLY=($(compgen -W '",
+                f);
     for (size_t i = 0; tsr_cmds[i] != NULL; i++) {
         (void)fprintf(f, "%s%s", i > 0 ? " " : "", tsr_cmds[i]->name);
     }
@@ -85,10 +90,12 @@ void tsr_complete_bash(FILE *f)
                 "        COMPREPLY=($(compgen -f -- \"$cur\"))\n"
                 "    fi\n"
                 "}\n"
-                "complete -F _tessera tessera\n", f);
+                "complete -F _tessera tessera\n",
+                f);
 }
 
-/* ---- zsh --------------------------------------------------------------------------------------------------- */
+/* ---- zsh
+ * --------------------------------------------------------------------------------------------------- */
 
 /* Text inside a single-quoted zsh word that _arguments reads: quotes, brackets and colons would end it. */
 static void zsh_text(FILE *f, const char *text)
@@ -115,13 +122,17 @@ static void zsh_option(FILE *f, const tsr_opt *o, bool letter)
         (void)fprintf(f, "--%s", o->name);
     }
     if (o->kind != TSR_OPT_FLAG) {
-        (void)fputs(letter ? (o->kind == TSR_OPT_MAYBE ? "" : "+") : o->kind == TSR_OPT_MAYBE ? "=-" : "=", f);
+        (void)fputs(letter                     ? (o->kind == TSR_OPT_MAYBE ? "" : "+")
+                    : o->kind == TSR_OPT_MAYBE ? "=-"
+                                               : "=",
+                    f);
     }
     (void)fputc('[', f);
     zsh_text(f, o->what);
     (void)fputc(']', f);
     if (o->kind != TSR_OPT_FLAG && !(letter && o->kind == TSR_OPT_MAYBE)) {
-        (void)fprintf(f, "%s%s:", o->kind == TSR_OPT_MAYBE ? "::" : ":", o->kind == TSR_OPT_CHOICE ? "value" : o->value);
+        (void)fprintf(f, "%s%s:", o->kind == TSR_OPT_MAYBE ? "::" : ":",
+                      o->kind == TSR_OPT_CHOICE ? "value" : o->value);
         if (o->kind == TSR_OPT_CHOICE) {
             (void)fputc('(', f);
             for (const char *c = o->value; *c != '\0'; c++) {
@@ -151,7 +162,8 @@ void tsr_complete_zsh(FILE *f)
                 "# zsh completion for tessera\n"
                 "_tessera() {\n"
                 "    local -a commands\n"
-                "    commands=(\n", f);
+                "    commands=(\n",
+                f);
     for (size_t i = 0; tsr_cmds[i] != NULL; i++) {
         (void)fprintf(f, "        '%s:", tsr_cmds[i]->name);
         zsh_text(f, tsr_cmds[i]->what);
@@ -165,7 +177,8 @@ void tsr_complete_zsh(FILE *f)
                 "    local command=$words[2]\n"
                 "    shift words\n"
                 "    (( CURRENT-- ))\n"
-                "    case $command in\n", f);
+                "    case $command in\n",
+                f);
     for (size_t i = 0; tsr_cmds[i] != NULL; i++) {
         const tsr_cmd *c = tsr_cmds[i];
         (void)fprintf(f, "    %s)\n        _arguments \\\n", c->name);
@@ -183,7 +196,9 @@ void tsr_complete_zsh(FILE *f)
             (void)fputs("            '*:path:_files' ;;\n", f);
         }
     }
-    (void)fputs("    esac\n"
-                "}\n"
-                "if [[ $funcstack[1] == _tessera ]]; then _tessera \"$@\"; else compdef _tessera tessera; fi\n", f);
+    (void)fputs(
+        "    esac\n"
+        "}\n"
+        "if [[ $funcstack[1] == _tessera ]]; then _tessera \"$@\"; else compdef _tessera tessera; fi\n",
+        f);
 }

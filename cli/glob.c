@@ -1,5 +1,5 @@
-/* glob.c - see glob.h. Alternatives are written out once; ranges of numbers are kept and compared as numbers, so
- * that {0..895} costs one pattern and not 896. */
+/* glob.c - see glob.h. Alternatives are written out once; ranges of numbers are kept and compared as numbers,
+ * so that {0..895} costs one pattern and not 896. */
 #include "cli/glob.h"
 
 #include <ctype.h>
@@ -88,7 +88,8 @@ static bool parse_range(const char *s, range *out)
     return true;
 }
 
-/* The closing brace of the group at s, and whether the group has a comma of its own; NULL when it is not closed. */
+/* The closing brace of the group at s, and whether the group has a comma of its own; NULL when it is not
+ * closed. */
 static const char *group_end(const char *s, bool *comma)
 {
     int depth = 0;
@@ -137,7 +138,8 @@ static tsr_status split_group(list *to, const char *pattern, const char *open, c
             s++;
         } else if (s == end || (*s == ',' && depth == 0)) {
             char *text;
-            if (asprintf(&text, "%.*s%.*s%s", (int)(open - pattern), pattern, (int)(s - from), from, end + 1) < 0) {
+            if (asprintf(&text, "%.*s%.*s%s", (int)(open - pattern), pattern, (int)(s - from), from,
+                         end + 1) < 0) {
                 text = NULL;
             }
             TSR_TRY(list_add(to, text, err));
@@ -155,8 +157,9 @@ static tsr_status split_group(list *to, const char *pattern, const char *open, c
 static tsr_status add_pattern(list *to, const char *pattern, tsr_err *err)
 {
     list waiting = { 0 };
-    tsr_status st = strlen(pattern) > 65536 ? TSR_ERR(err, TSR_E_USAGE, "a pattern is longer than 65536 bytes")
-                                            : list_add(&waiting, strdup(pattern), err);
+    tsr_status st = strlen(pattern) > 65536
+                        ? TSR_ERR(err, TSR_E_USAGE, "a pattern is longer than 65536 bytes")
+                        : list_add(&waiting, strdup(pattern), err);
     while (st == TSR_OK && waiting.count > 0) {
         char *p = waiting.items[--waiting.count];
         const char *end, *open = first_group(p, &end);
@@ -176,7 +179,8 @@ static tsr_status add_pattern(list *to, const char *pattern, tsr_err *err)
 
 /* ---- matching ---------------------------------------------------------------------------------------- */
 
-/* A [..] at p against c: the byte behind it, or NULL when there is no closing bracket ('[' is itself then). */
+/* A [..] at p against c: the byte behind it, or NULL when there is no closing bracket ('[' is itself then).
+ */
 static const char *match_set(const char *p, unsigned char c, bool *hit)
 {
     bool negate = p[1] == '!' || p[1] == '^';
@@ -241,8 +245,8 @@ static bool match_one(const char **pattern, const char **name)
     return *p == *s;
 }
 
-/* Going back to the last star is enough: an earlier match of what stands between two stars leaves the later star
- * at least as much. Time is at most pattern times name. */
+/* Going back to the last star is enough: an earlier match of what stands between two stars leaves the later
+ * star at least as much. Time is at most pattern times name. */
 static bool match_pattern(const char *p, const char *s)
 {
     const char *star = NULL, *retry = NULL;

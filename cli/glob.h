@@ -9,15 +9,16 @@
 
 typedef struct tsr_glob tsr_glob;
 
-/* patterns: NULL-terminated, may be NULL. TSR_E_USAGE: the braces stand for more than TSR_GLOB_PATTERNS_MAX. */
+/* patterns: NULL-terminated, may be NULL. TSR_E_USAGE: the braces stand for more than TSR_GLOB_PATTERNS_MAX.
+ */
 TSR_NODISCARD tsr_status tsr_glob_new(tsr_glob **out, const char *const *patterns, tsr_err *err);
 void tsr_glob_free(tsr_glob **g);
 /* True when one of the patterns matches the whole name. Without patterns: always. */
 bool tsr_glob_match(const tsr_glob *g, const char *name);
 bool tsr_glob_empty(const tsr_glob *g);
 
-/* The patterns with every brace written out, for libraries that know fnmatch only; NULL-terminated, borrowed from
- * g. NULL without patterns. TSR_E_USAGE as above. */
+/* The patterns with every brace written out, for libraries that know fnmatch only; NULL-terminated, borrowed
+ * from g. NULL without patterns. TSR_E_USAGE as above. */
 TSR_NODISCARD tsr_status tsr_glob_plain(tsr_glob *g, const char *const **out, tsr_err *err);
 
 #endif

@@ -22,14 +22,16 @@ static const tsr_pair exit_codes[] = {
     { 0 },
 };
 
-static const char about[] =
-    "Tessera keeps checkpoints of very large sparse mixture-of-experts models: a folder of HDF5 shards with an index "
-    "that finds any expert with one look-up and one read. It converts from and to other formats, moves experts "
-    "between partitions, and checks every byte.";
+static const char about[] = "Tessera keeps checkpoints of very large sparse mixture-of-experts models: a "
+                            "folder of HDF5 shards with an index "
+                            "that finds any expert with one look-up and one read. It converts from and to "
+                            "other formats, moves experts "
+                            "between partitions, and checks every byte.";
 
 /* ---- for terminals ----------------------------------------------------------------------------------- */
 
-/* Prints text in lines of at most WIDTH columns. The cursor stands at column `at`; lines begin at `indent`. */
+/* Prints text in lines of at most WIDTH columns. The cursor stands at column `at`; lines begin at `indent`.
+ */
 static void wrap(FILE *f, const char *text, size_t at, size_t indent)
 {
     bool first = true;
@@ -54,7 +56,9 @@ static void wrap(FILE *f, const char *text, size_t at, size_t indent)
 /* "--mem-limit SIZE", "--compress[=LEVEL]". */
 static void option_name(const tsr_opt *o, char *buf, size_t room)
 {
-    const char *format = o->kind == TSR_OPT_FLAG ? "--%s" : o->kind == TSR_OPT_MAYBE ? "--%s[=%s]" : "--%s %s";
+    const char *format = o->kind == TSR_OPT_FLAG    ? "--%s"
+                         : o->kind == TSR_OPT_MAYBE ? "--%s[=%s]"
+                                                    : "--%s %s";
     if (o->kind == TSR_OPT_FLAG) {
         (void)snprintf(buf, room, "--%s", o->name);
     } else {
@@ -134,7 +138,8 @@ void tsr_help_all(FILE *f)
     (void)fputs("\ntessera COMMAND --help tells more about a command.\n", f);
 }
 
-/* ---- man pages ------------------------------------------------------------------------------------------ */
+/* ---- man pages ------------------------------------------------------------------------------------------
+ */
 
 /* Text for roff: no line begins with a control character, '-' stays a minus sign, '\' stays itself. */
 static void roff(FILE *f, const char *text)
@@ -212,7 +217,8 @@ static void man_exit(FILE *f)
         roff_line(f, p->right);
     }
     (void)fputs(".PP\n", f);
-    roff_line(f, "The first line of a failure on standard error reads \"error[CLASS] file: item: what (what to do)\".");
+    roff_line(f, "The first line of a failure on standard error reads \"error[CLASS] file: item: what (what "
+                 "to do)\".");
 }
 
 static void man_see_also(FILE *f, const tsr_cmd *c)
@@ -238,8 +244,9 @@ static const tsr_pair program_files[] = {
 };
 
 static const tsr_pair program_examples[] = {
-    { "tessera convert model/ model.tsr --experts 8", "Turns a safetensors folder into a checkpoint whose experts lie "
-                                                      "in eight shards." },
+    { "tessera convert model/ model.tsr --experts 8",
+      "Turns a safetensors folder into a checkpoint whose experts lie "
+      "in eight shards." },
     { "tessera verify model.tsr", "Compares every byte with its checksum." },
     { "tessera cat model.tsr --layer 1 --expert 7", "Prints one expert." },
     { 0 },
@@ -247,15 +254,19 @@ static const tsr_pair program_examples[] = {
 
 static void man_program(FILE *f)
 {
-    (void)fprintf(f, ".TH TESSERA 1 \"%s\" \"tessera %s\" \"Tessera Manual\"\n", TSR_RELEASE_DATE, TSR_VERSION);
+    (void)fprintf(f, ".TH TESSERA 1 \"%s\" \"tessera %s\" \"Tessera Manual\"\n", TSR_RELEASE_DATE,
+                  TSR_VERSION);
     (void)fputs(".SH NAME\ntessera \\- checkpoints of sparse mixture\\-of\\-experts models\n", f);
     (void)fputs(".SH SYNOPSIS\n.B tessera\n.I COMMAND\n[\\fIOPTION\\fR]... [\\fIOPERAND\\fR]...\n", f);
     (void)fputs(".SH DESCRIPTION\n", f);
     roff_line(f, about);
     (void)fputs(".PP\n", f);
-    roff_line(f, "Data goes to standard output, everything else to standard error. Every command reads a checkpoint "
-                 "folder, a run folder (its newest checkpoint), an uncompressed tar of a checkpoint, and, where it makes "
-                 "sense, a safetensors folder or file.");
+    roff_line(
+        f,
+        "Data goes to standard output, everything else to standard error. Every command reads a checkpoint "
+        "folder, a run folder (its newest checkpoint), an uncompressed tar of a checkpoint, and, where it "
+        "makes "
+        "sense, a safetensors folder or file.");
     (void)fputs(".SH COMMANDS\n", f);
     for (size_t i = 0; tsr_cmds[i] != NULL; i++) {
         (void)fprintf(f, ".TP 12\n.B %s\n", tsr_cmds[i]->name);

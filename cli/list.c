@@ -28,7 +28,8 @@ tsr_status tsr_list_open(tsr_list *out, tsr_cli *cli, const char *path, tsr_err 
     if (f != NULL && strcmp(f->name, "tessera") == 0) {
         TSR_TRY(tsr_cli_open_ckpt(cli, &out->ckpt, path, err));
         size_t n = strlen(path);
-        out->what = n > 4 && strcmp(path + n - 4, ".tar") == 0 ? "tar of a Tessera checkpoint" : "Tessera checkpoint";
+        out->what =
+            n > 4 && strcmp(path + n - 4, ".tar") == 0 ? "tar of a Tessera checkpoint" : "Tessera checkpoint";
         out->layout = layout_of(out->ckpt);
         out->count = tsr_ckpt_tensor_count(out->ckpt);
         files = tsr_ckpt_file_count(out->ckpt);
@@ -57,7 +58,8 @@ void tsr_list_close(tsr_list *l)
     memset(l, 0, sizeof *l);
 }
 
-/* ---- names ------------------------------------------------------------------------------------------------ */
+/* ---- names ------------------------------------------------------------------------------------------------
+ */
 
 /* Writes template with its {e} replaced by expert; without one, as it is. */
 static void put_expert(const char *template, const char *expert, char *buf, size_t room)
@@ -70,7 +72,8 @@ static void put_expert(const char *template, const char *expert, char *buf, size
     }
 }
 
-/* A number no real expert has: it travels through the table of names and marks where the expert's number goes. */
+/* A number no real expert has: it travels through the table of names and marks where the expert's number
+ * goes. */
 #define MARK "999999937"
 
 static void to_source_name(const tsr_layout *l, tsr_list_row *row, bool family, tsr_dtype dtype)
@@ -105,10 +108,11 @@ static void set_name(const tsr_list *l, tsr_list_row *row, const char *template,
     }
 }
 
-/* ---- rows --------------------------------------------------------------------------------------------------- */
+/* ---- rows
+ * --------------------------------------------------------------------------------------------------- */
 
-static tsr_status get_foreign(const tsr_list *l, uint32_t group, int64_t expert, bool source_names, tsr_list_row *row,
-                              tsr_err *err)
+static tsr_status get_foreign(const tsr_list *l, uint32_t group, int64_t expert, bool source_names,
+                              tsr_list_row *row, tsr_err *err)
 {
     const tsr_map *m = l->view.map;
     const tsr_tensor_decl *d = &m->groups[group];
@@ -131,8 +135,8 @@ static tsr_status get_foreign(const tsr_list *l, uint32_t group, int64_t expert,
     return TSR_OK;
 }
 
-tsr_status tsr_list_get(const tsr_list *l, uint32_t group, int64_t expert, bool source_names, tsr_list_row *row,
-                        tsr_err *err)
+tsr_status tsr_list_get(const tsr_list *l, uint32_t group, int64_t expert, bool source_names,
+                        tsr_list_row *row, tsr_err *err)
 {
     TSR_ASSERT(group < l->count);
     row->stored_bytes = 0;
@@ -197,7 +201,8 @@ static tsr_status storage_foreign(tsr_list *l, uint32_t group, int64_t first, in
 
 tsr_status tsr_list_storage(tsr_list *l, uint32_t group, int64_t expert, tsr_list_row *row, tsr_err *err)
 {
-    int64_t first = expert < 0 ? 0 : expert, last = expert < 0 && row->expert_count > 0 ? row->expert_count : first + 1;
+    int64_t first = expert < 0 ? 0 : expert,
+            last = expert < 0 && row->expert_count > 0 ? row->expert_count : first + 1;
     if (l->ckpt == NULL) {
         return storage_foreign(l, group, first, last, row);
     }

@@ -6,11 +6,12 @@
 
 #define TSR_LIST_NAME_BYTES 4400
 
-/* An open checkpoint: a Tessera one by its index alone (no list of names is made), a foreign one as a view. */
+/* An open checkpoint: a Tessera one by its index alone (no list of names is made), a foreign one as a view.
+ */
 typedef struct tsr_list {
     tsr_cli *cli;
-    tsr_ckpt *ckpt; /* NULL: foreign */
-    tsr_view view;  /* foreign only */
+    tsr_ckpt *ckpt;           /* NULL: foreign */
+    tsr_view view;            /* foreign only */
     const char *what;         /* "Tessera checkpoint", "safetensors folder" */
     const tsr_layout *layout; /* of the source's names */
     uint32_t count;           /* plain tensors and families */
@@ -24,7 +25,7 @@ typedef struct tsr_list_row {
     char name[TSR_LIST_NAME_BYTES];
     tsr_dtype dtype;
     int rank;
-    const int64_t *shape;  /* of one item */
+    const int64_t *shape; /* of one item */
     tsr_class klass;
     int32_t layer;         /* -1: none */
     uint32_t expert_count; /* of a family; 0: a plain tensor or one expert */
@@ -36,12 +37,14 @@ typedef struct tsr_list_row {
     const char *codec; /* "raw", "shuffle+zstd", "mixed", "-" without bytes */
 } tsr_list_row;
 
-/* Row of a plain tensor, of a whole family (expert -1), or of one expert. source_names: as the source calls it. */
+/* Row of a plain tensor, of a whole family (expert -1), or of one expert. source_names: as the source calls
+ * it. */
 TSR_NODISCARD tsr_status tsr_list_get(const tsr_list *l, uint32_t group, int64_t expert, bool source_names,
                                       tsr_list_row *row, tsr_err *err);
 /* False for an expert that a part of a foreign checkpoint lacks. */
 bool tsr_list_present(const tsr_list *l, uint32_t group, int64_t expert);
 /* Fills the storage fields; reads index entries, never tensor data. */
-TSR_NODISCARD tsr_status tsr_list_storage(tsr_list *l, uint32_t group, int64_t expert, tsr_list_row *row, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_list_storage(tsr_list *l, uint32_t group, int64_t expert, tsr_list_row *row,
+                                          tsr_err *err);
 
 #endif

@@ -1,4 +1,5 @@
-/* main.c - finds the command, reads the common options, runs it, and turns its status into messages and exit code. */
+/* main.c - finds the command, reads the common options, runs it, and turns its status into messages and exit
+ * code. */
 #include "cli/cli.h"
 #include "cli/out.h"
 
@@ -42,8 +43,8 @@ const tsr_cmd *tsr_cmd_find(const char *name)
     return NULL;
 }
 
-/* A closed standard stream would give its number to the next file that is opened, and our own text would go into a
- * checkpoint. Such a number is taken by a descriptor on which reading (0) or writing (1, 2) fails. */
+/* A closed standard stream would give its number to the next file that is opened, and our own text would go
+ * into a checkpoint. Such a number is taken by a descriptor on which reading (0) or writing (1, 2) fails. */
 static void guard_standard_streams(void)
 {
     for (int fd = 0; fd < 3; fd++) {
@@ -60,7 +61,8 @@ static void print_error(tsr_meter *meter, tsr_status st, const tsr_err *err)
 {
     tsr_meter_clear(meter);
     bool colors = tsr_out_colors();
-    (void)fprintf(stderr, "%serror[%s]%s ", colors ? "\033[1;31m" : "", tsr_status_class(st), colors ? "\033[0m" : "");
+    (void)fprintf(stderr, "%serror[%s]%s ", colors ? "\033[1;31m" : "", tsr_status_class(st),
+                  colors ? "\033[0m" : "");
     tsr_out_text(stderr, err->msg);
     (void)fputc('\n', stderr);
 }
@@ -78,8 +80,8 @@ static tsr_status check_operands(const tsr_cmd *c, const tsr_args *a, tsr_err *e
 {
     if (a->operand_count < c->operand_min) {
         TSR_FAIL(err, TSR_E_USAGE, "%s: needs %s%zu operand%s, has %zu (usage: tessera %s %s)", c->name,
-                 c->operand_max > c->operand_min ? "at least " : "", c->operand_min, c->operand_min == 1 ? "" : "s",
-                 a->operand_count, c->name, c->synopsis[0]);
+                 c->operand_max > c->operand_min ? "at least " : "", c->operand_min,
+                 c->operand_min == 1 ? "" : "s", a->operand_count, c->name, c->synopsis[0]);
     }
     if (a->operand_count > c->operand_max) {
         TSR_FAIL(err, TSR_E_USAGE, "%s: %s: is one operand too many (usage: tessera %s %s)", c->name,
@@ -137,8 +139,9 @@ static const tsr_cmd *find_command(int argc, char **argv, tsr_status *st, tsr_er
         }
         names[n] = NULL;
         const char *near = tsr_nearest(argv[1], names);
-        *st = near != NULL ? TSR_ERR(err, TSR_E_USAGE, "%s: unknown command (did you mean %s?)", argv[1], near)
-                           : TSR_ERR(err, TSR_E_USAGE, "%s: unknown command (tessera help lists them)", argv[1]);
+        *st = near != NULL
+                  ? TSR_ERR(err, TSR_E_USAGE, "%s: unknown command (did you mean %s?)", argv[1], near)
+                  : TSR_ERR(err, TSR_E_USAGE, "%s: unknown command (tessera help lists them)", argv[1]);
     }
     return c;
 }

@@ -17,8 +17,8 @@ static size_t digits(const char *text, uint64_t *out, bool *fits)
     return n;
 }
 
-static tsr_status in_range(const char *what, const char *text, bool fits, uint64_t value, uint64_t low, uint64_t high,
-                           tsr_err *err)
+static tsr_status in_range(const char *what, const char *text, bool fits, uint64_t value, uint64_t low,
+                           uint64_t high, tsr_err *err)
 {
     if (fits && value >= low && value <= high) {
         return TSR_OK;
@@ -31,7 +31,8 @@ static tsr_status in_range(const char *what, const char *text, bool fits, uint64
              (unsigned long long)high);
 }
 
-tsr_status tsr_parse_uint(const char *what, const char *text, uint64_t low, uint64_t high, uint64_t *out, tsr_err *err)
+tsr_status tsr_parse_uint(const char *what, const char *text, uint64_t low, uint64_t high, uint64_t *out,
+                          tsr_err *err)
 {
     bool fits;
     size_t n = digits(text, out, &fits);
@@ -63,7 +64,8 @@ static uint64_t unit_bytes(const char *unit)
     return factor;
 }
 
-tsr_status tsr_parse_size(const char *what, const char *text, uint64_t low, uint64_t high, uint64_t *out, tsr_err *err)
+tsr_status tsr_parse_size(const char *what, const char *text, uint64_t low, uint64_t high, uint64_t *out,
+                          tsr_err *err)
 {
     bool fits;
     size_t n = digits(text, out, &fits);

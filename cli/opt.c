@@ -1,4 +1,5 @@
-/* opt.c - the option parser. Help, man pages and completions come from the same tables: see help.c, complete.c. */
+/* opt.c - the option parser. Help, man pages and completions come from the same tables: see help.c,
+ * complete.c. */
 #include "cli/opt.h"
 
 #include <stdio.h>
@@ -85,7 +86,8 @@ static tsr_status unknown(parser *p, const char *word, const char *name, size_t 
     if (near != NULL) {
         TSR_FAIL(p->err, TSR_E_USAGE, "%s: %s: unknown option (did you mean --%s?)", p->command, word, near);
     }
-    TSR_FAIL(p->err, TSR_E_USAGE, "%s: %s: unknown option (tessera %s --help lists them)", p->command, word, p->command);
+    TSR_FAIL(p->err, TSR_E_USAGE, "%s: %s: unknown option (tessera %s --help lists them)", p->command, word,
+             p->command);
 }
 
 static tsr_status choose(const tsr_opt_value *v, const char *shown, const char *text, tsr_err *err)
@@ -205,8 +207,8 @@ static tsr_status short_options(parser *p, const char *word)
     return TSR_OK;
 }
 
-tsr_status tsr_opt_parse(tsr_args *out, const char *command, const tsr_opt *own, const tsr_opt *common, int argc,
-                         char *const *argv, tsr_err *err)
+tsr_status tsr_opt_parse(tsr_args *out, const char *command, const tsr_opt *own, const tsr_opt *common,
+                         int argc, char *const *argv, tsr_err *err)
 {
     parser p = { .args = out, .command = command, .argc = argc, .argv = argv, .err = err };
     memset(out, 0, sizeof *out);

@@ -1,4 +1,5 @@
-/* opt.h - options as rows of a table: one parser, and the same rows become help, man pages and completions. */
+/* opt.h - options as rows of a table: one parser, and the same rows become help, man pages and completions.
+ */
 #ifndef TSR_CLI_OPT_H
 #define TSR_CLI_OPT_H
 
@@ -24,15 +25,18 @@ typedef struct tsr_opt {
 } tsr_opt;
 
 /* A table ends with a row without a name. */
-#define TSR_OPT_END { 0 }
+#define TSR_OPT_END                                                                                          \
+    {                                                                                                        \
+        0                                                                                                    \
+    }
 #define TSR_OPT_MAX 48
 
 typedef struct tsr_opt_value {
     const tsr_opt *opt;
     bool given;
-    const char *text;   /* as given, NULL for a flag or an omitted value */
-    uint64_t number;    /* kinds UINT, SIZE, MAYBE */
-    const char **list;  /* kind LIST: NULL-terminated, never NULL when given */
+    const char *text;  /* as given, NULL for a flag or an omitted value */
+    uint64_t number;   /* kinds UINT, SIZE, MAYBE */
+    const char **list; /* kind LIST: NULL-terminated, never NULL when given */
     size_t list_count;
 } tsr_opt_value;
 
@@ -44,11 +48,12 @@ typedef struct tsr_args {
     size_t operand_count;
 } tsr_args;
 
-/* Parses argv[0..argc) (without program and command) by two tables; either may be NULL. Options may stand behind
- * operands; "--" ends them; "-" is an operand; short flags may be joined. The last of several equal ones counts.
- * command is for messages. TSR_E_USAGE: unknown option (names the nearest), value missing, superfluous or wrong. */
-TSR_NODISCARD tsr_status tsr_opt_parse(tsr_args *out, const char *command, const tsr_opt *own, const tsr_opt *common,
-                                       int argc, char *const *argv, tsr_err *err);
+/* Parses argv[0..argc) (without program and command) by two tables; either may be NULL. Options may stand
+ * behind operands; "--" ends them; "-" is an operand; short flags may be joined. The last of several equal
+ * ones counts. command is for messages. TSR_E_USAGE: unknown option (names the nearest), value missing,
+ * superfluous or wrong. */
+TSR_NODISCARD tsr_status tsr_opt_parse(tsr_args *out, const char *command, const tsr_opt *own,
+                                       const tsr_opt *common, int argc, char *const *argv, tsr_err *err);
 void tsr_args_free(tsr_args *a);
 
 /* By long name, which must be in one of the tables that were parsed. */

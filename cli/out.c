@@ -138,7 +138,8 @@ bool tsr_out_pipe_gone(void)
 bool tsr_out_colors(void)
 {
     const char *no = getenv("NO_COLOR"), *term = getenv("TERM");
-    return isatty(STDERR_FILENO) && (no == NULL || no[0] == '\0') && term != NULL && strcmp(term, "dumb") != 0;
+    return isatty(STDERR_FILENO) && (no == NULL || no[0] == '\0') && term != NULL &&
+           strcmp(term, "dumb") != 0;
 }
 
 /* ---- JSON --------------------------------------------------------------------------------------------- */

@@ -1,4 +1,5 @@
-/* out.h - what reaches standard output and standard error: text from files made harmless, sizes for people, JSON. */
+/* out.h - what reaches standard output and standard error: text from files made harmless, sizes for people,
+ * JSON. */
 #ifndef TSR_CLI_OUT_H
 #define TSR_CLI_OUT_H
 
@@ -7,7 +8,8 @@
 #include <jansson.h>
 #include <stdio.h>
 
-/* Writes s so that a terminal cannot be steered by it: control bytes and bytes that are not UTF-8 become \xNN. */
+/* Writes s so that a terminal cannot be steered by it: control bytes and bytes that are not UTF-8 become
+ * \xNN. */
 void tsr_out_text(FILE *f, const char *s);
 
 /* "17.5 MiB"; below 1 KiB "12 B". */

@@ -32,7 +32,8 @@ void tsr_meter_clear(tsr_meter *m)
     }
 }
 
-static void print_line(tsr_meter *m, const char *what, uint64_t done, uint64_t total, double rate, double left)
+static void print_line(tsr_meter *m, const char *what, uint64_t done, uint64_t total, double rate,
+                       double left)
 {
     char a[TSR_SIZE_TEXT], b[TSR_SIZE_TEXT];
     (void)fprintf(m->to, "\r\033[K%s %3.0f %%  %s / %s  %.1f MB/s", what,
@@ -45,9 +46,11 @@ static void print_line(tsr_meter *m, const char *what, uint64_t done, uint64_t t
     m->on_line = true;
 }
 
-static void print_json(tsr_meter *m, const char *what, uint64_t done, uint64_t total, double rate, double left)
+static void print_json(tsr_meter *m, const char *what, uint64_t done, uint64_t total, double rate,
+                       double left)
 {
-    (void)fprintf(m->to, "{\"progress\":\"%s\",\"done_bytes\":%" PRIu64 ",\"total_bytes\":%" PRIu64, what, done, total);
+    (void)fprintf(m->to, "{\"progress\":\"%s\",\"done_bytes\":%" PRIu64 ",\"total_bytes\":%" PRIu64, what,
+                  done, total);
     (void)fprintf(m->to, ",\"bytes_per_second\":%.0f,\"eta_seconds\":", rate);
     if (left >= 0) {
         (void)fprintf(m->to, "%.1f}\n", left);

@@ -1,4 +1,5 @@
-/* progress.h - how far a long command is, on standard error: a line that renews itself on terminals, or JSON lines. */
+/* progress.h - how far a long command is, on standard error: a line that renews itself on terminals, or JSON
+ * lines. */
 #ifndef TSR_CLI_PROGRESS_H
 #define TSR_CLI_PROGRESS_H
 
@@ -22,7 +23,8 @@ typedef struct tsr_meter {
 
 /* mode: "auto" (a line when `to` is a terminal), "json" or "none". */
 void tsr_meter_init(tsr_meter *m, const char *mode, FILE *to);
-/* The report function of tsr_progress; payload is the meter. At most ten times a second, and once at the end. */
+/* The report function of tsr_progress; payload is the meter. At most ten times a second, and once at the end.
+ */
 void tsr_meter_report(void *payload, const char *what, uint64_t done, uint64_t total);
 /* Takes the line away, so that something else can be printed. */
 void tsr_meter_clear(tsr_meter *m);

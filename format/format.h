@@ -199,7 +199,7 @@ typedef struct tsr_asset {
 
 typedef struct tsr_partition { /* experts of one partition by hand: inclusive ranges, flattened pairs */
     const uint32_t *ranges;    /* first0, last0, first1, last1, ... ascending */
-    uint32_t range_count;
+    uint32_t range_count;      /* pairs */
 } tsr_partition;
 
 typedef struct tsr_save_opts {

@@ -111,8 +111,8 @@ static tsr_status partitions_by_hand(uint32_t experts, const tsr_save_opts *o, u
         part[e] = UINT32_MAX;
     }
     for (uint32_t p = 0; p < o->expert_partitions; p++) {
-        for (uint32_t r = 0; r + 1 < o->partitions[p].range_count; r += 2) {
-            uint32_t first = o->partitions[p].ranges[r], last = o->partitions[p].ranges[r + 1];
+        for (uint32_t r = 0; r < o->partitions[p].range_count; r++) {
+            uint32_t first = o->partitions[p].ranges[2 * r], last = o->partitions[p].ranges[2 * r + 1];
             if (first > last || last >= experts) {
                 TSR_FAIL(err, TSR_E_USAGE, "partition %u: experts %u-%u: experts go from 0 to %u", p, first, last,
                          experts - 1);

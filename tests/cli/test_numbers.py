@@ -62,7 +62,7 @@ class Numbers(Case):
         c = write(self.path('c.safetensors'), st([('z', 'F32', [1], f32(1.0)), ('q', 'F64', [1], bytes(8)), ('m', 'U8', [2], b'ab')]))
         r = run('diff', '--values', '--json', a, c)
         self.assertEqual(r.code, 1)
-        rows = {t['name']: t for t in r.json()['tensors']}
+        rows = {t['name']: t for t in r.json()['differences']}
         self.assertEqual(rows['z']['max_abs'], 1.0)
         self.assertIn('only in', rows['m']['state'])
         self.assertIn('dtype', rows['q']['state'])

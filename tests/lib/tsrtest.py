@@ -139,7 +139,9 @@ class Case(unittest.TestCase):
         if source:
             self.assertEqual(tree(source), src)
         if not SANITIZED:
-            self.assertLess(r.peak, 64 << 20)
+            # a child's peak begins with what its parent held when it was started
+            if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < 60 << 20:
+                self.assertLess(r.peak, 64 << 20)
             self.assertLess(r.seconds, 5)
         return r
 
