@@ -41,6 +41,8 @@ static const tsr_opt options[] = {
       "Not the tensors whose source name matches; may be given several times." },
     { "tie-head", 0, TSR_OPT_FLAG, NULL, 0, 0,
       "Accept a missing output head although the configuration says it is not tied." },
+    { "gate-up", 0, TSR_OPT_CHOICE, "interleaved|halves", 0, 0,
+      "How gate and up lie in stacks of fused experts (gate_up_proj). Without it the config's model_type decides." },
     { "allow-trailing", 0, TSR_OPT_FLAG, NULL, 0, 0,
       "Accept bytes behind the last tensor of a safetensors file." },
     { "restart", 0, TSR_OPT_FLAG, NULL, 0, 0, "Throw away what an interrupted run has left." },
@@ -110,6 +112,7 @@ static void read_options(const tsr_cli *cli, const tsr_args *a, tsr_convert_opts
     *o = (tsr_convert_opts){
         .to = tsr_opt_text(a, "to", NULL),
         .arch = arch,
+        .gate_up = tsr_opt_text(a, "gate-up", NULL),
         .expert_partitions = (uint32_t)tsr_opt_number(a, "experts", 0),
         .dense_files = (uint32_t)tsr_opt_number(a, "dense", 0),
         .allow_uneven = tsr_opt_given(a, "uneven"),

@@ -89,7 +89,7 @@ static tsr_status map_parse(expert_map *m, const char *text, tsr_err *err)
         }
         m->numbers[used++] = low;
         m->numbers[used++] = high;
-        m->parts[m->count - 1].range_count += 2; /* counts numbers, not pairs */
+        m->parts[m->count - 1].range_count++;
         if (*s == '\0') {
             return TSR_OK;
         }

@@ -173,6 +173,7 @@ void tsr_view_close(tsr_view *v);
 typedef struct tsr_convert_opts {
     const char *to;    /* "tessera", "safetensors"; NULL: tessera from foreign, safetensors from tessera */
     const char *arch;  /* "auto" (NULL), "raw", "kimi-k3", ... */
+    const char *gate_up; /* stacks of experts with gate and up fused: "interleaved", "halves"; NULL: by model_type */
     uint32_t expert_partitions, dense_files;
     bool allow_uneven, compress, tie_head, allow_trailing, restart;
     int zstd_level, threads;

@@ -1,6 +1,7 @@
 /* plan.c - what a conversion would do; everything that can be refused is refused here, before a byte is written. */
 #include "convert/convert_priv.h"
 #include "convert/layouts.h"
+#include "convert/split_fused.h"
 
 #include <fnmatch.h>
 #include <stdio.h>
@@ -73,6 +74,11 @@ static tsr_status load_source(conversion *c, const char *src, tsr_err *err)
     }
     TSR_TRY(tsr_source_open(&c->source, src, &so, err));
     TSR_TRY(tsr_layout_pick(&l, c->o.arch, c->source, err));
+    bool asked_raw = c->o.arch != NULL && strcmp(c->o.arch, "raw") == 0, split = false;
+    if (c->source->ckpt == NULL && l->row_count == 0 && !asked_raw) {
+        TSR_TRY(split_fused(&c->source, c->o.gate_up, &split, err));
+        l = split ? &tsr_layout_canonical : l; /* their names are canonical now */
+    }
     TSR_TRY(choose_target(c, err));
     TSR_TRY(tsr_map_make(&c->map, c->source, l, &mo, err));
     c->pub.arch = l->arch;
@@ -121,9 +127,10 @@ tsr_status convert_key(conversion *c, const char **out, tsr_err *err)
     tsr_hash128 d = tsr_hasher_digest128(h);
     tsr_hash128_hex(&d, hex);
     tsr_hasher_free(&h);
-    int n = asprintf(&text, "convert %s\ncontent %s\nto %s arch %s experts %u dense %u compress %d level %d shard %llu\n",
+    int n = asprintf(&text, "convert %s\ncontent %s\nto %s arch %s experts %u dense %u compress %d level %d shard %llu gate-up %s\n",
                      real, hex, c->pub.to, c->pub.arch, c->o.expert_partitions, c->o.dense_files, c->o.compress,
-                     c->o.zstd_level, (unsigned long long)c->o.shard_bytes);
+                     c->o.zstd_level, (unsigned long long)c->o.shard_bytes,
+                     c->o.gate_up != NULL ? c->o.gate_up : "auto");
     free(real);
     *out = n >= 0 ? tsr_arena_strndup(c->arena, text, (size_t)n) : NULL;
     if (n >= 0) {

@@ -232,6 +232,54 @@ class KimiOddities(Case):
         self.assertIn('layers.1.mlp_res.proj.weight', self.ok('ls', self.path('c')).text)
 
 
+class FusedExperts(Case):
+    """gate_up_proj in two layouts of one shape: the model type decides, never the shape."""
+    NAME = 'model.layers.0.mlp.experts.gate_up_proj'
+
+    def build(self, shape, value, model_type=None):
+        data = f32(*[value(e, a, b) for e in range(shape[0]) for a in range(shape[1]) for b in range(shape[2])])
+        write(self.path('in', 'model.safetensors'), st([(self.NAME, 'F32', shape, data)]))
+        if model_type:
+            write(self.path('in', 'config.json'), json.dumps({'model_type': model_type}))
+
+    def matrix(self, name):
+        return [[float(v) for v in line.split()] for line in self.ok('cat', self.path('c'), name).text.strip().split('\n')]
+
+    def expect(self, gate, up):
+        self.ok('verify', self.path('c'))
+        for e in range(2):
+            shift = lambda rows: [[v + 100 * e for v in r] for r in rows]
+            self.assertEqual(self.matrix(f'layers.0.experts.{e}.gate.weight'), shift(gate))
+            self.assertEqual(self.matrix(f'layers.0.experts.{e}.up.weight'), shift(up))
+        shutil.rmtree(self.path('c'))
+
+    def test_interleaved(self):
+        want = [[0, 10], [2, 12], [4, 14]], [[1, 11], [3, 13], [5, 15]]
+        self.build([2, 2, 6], lambda e, h, c: 100 * e + 10 * h + c)
+        self.fails(6, [self.NAME, '--gate-up interleaved|halves'], 'convert', self.path('in'), self.path('c'))
+        self.ok('convert', '--gate-up', 'interleaved', self.path('in'), self.path('c'))
+        self.expect(*want)
+        self.build([2, 2, 6], lambda e, h, c: 100 * e + 10 * h + c, 'gpt_oss')
+        self.ok('convert', self.path('in'), self.path('c'))
+        self.expect(*want)
+
+    def test_halves(self):
+        want = [[0, 1], [10, 11], [20, 21]], [[30, 31], [40, 41], [50, 51]]
+        self.build([2, 6, 2], lambda e, r, h: 100 * e + 10 * r + h, 'mixtral')
+        self.ok('convert', self.path('in'), self.path('c'))
+        self.expect(*want)
+        self.build([2, 6, 2], lambda e, r, h: 100 * e + 10 * r + h, 'never_heard_of')
+        self.fails(6, 'never_heard_of', 'convert', self.path('in'), self.path('c'))
+        self.ok('convert', '--gate-up', 'halves', self.path('in'), self.path('c'))
+        self.expect(*want)
+
+    def test_raw_keeps_it_whole(self):
+        self.build([2, 6, 2], lambda e, r, h: 0)
+        self.ok('convert', '--arch', 'raw', self.path('in'), self.path('c'))
+        self.ok('convert', self.path('c'), self.path('back'))
+        self.same_tree(self.path('in'), self.path('back'))
+
+
 class TiedHead(Case):
     def build(self, tied, head):
         embed = f32(*range(8))
