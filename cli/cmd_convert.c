@@ -42,7 +42,8 @@ static const tsr_opt options[] = {
     { "tie-head", 0, TSR_OPT_FLAG, NULL, 0, 0,
       "Accept a missing output head although the configuration says it is not tied." },
     { "gate-up", 0, TSR_OPT_CHOICE, "interleaved|halves", 0, 0,
-      "How gate and up lie in stacks of fused experts (gate_up_proj). Without it the config's model_type decides." },
+      "How gate and up lie in stacks of fused experts (gate_up_proj). Without it the config's model_type "
+      "decides." },
     { "allow-trailing", 0, TSR_OPT_FLAG, NULL, 0, 0,
       "Accept bytes behind the last tensor of a safetensors file." },
     { "restart", 0, TSR_OPT_FLAG, NULL, 0, 0, "Throw away what an interrupted run has left." },
