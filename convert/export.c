@@ -39,12 +39,13 @@ static tsr_status advance(writer *w, uint64_t n, tsr_err *err)
 
 /* ---- one file -------------------------------------------------------------------------------------------------------- */
 
-static tsr_status write_data(writer *w, const out_file *o, tsr_file *f, tsr_hasher *h, tsr_err *err)
+static tsr_status write_data(writer *w, const out_file *o, const uint8_t *header, const out_entry *entries, tsr_file *f,
+                             tsr_hasher *h, tsr_err *err)
 {
-    TSR_TRY(tsr_file_pwrite(f, o->header, o->header_bytes, 0, err));
-    tsr_hasher_add(h, o->header, o->header_bytes);
+    TSR_TRY(tsr_file_pwrite(f, header, o->header_bytes, 0, err));
+    tsr_hasher_add(h, header, o->header_bytes);
     for (int64_t i = 0; i < o->count; i++) {
-        const out_entry *e = &o->entries[i];
+        const out_entry *e = &entries[i];
         for (uint64_t at = e->begin; at < e->end;) {
             size_t n = e->end - at < PIECE ? (size_t)(e->end - at) : PIECE;
             TSR_TRY(tsr_map_read(w->c->map, e->item, at - e->begin, w->buf, n, err));
@@ -87,6 +88,8 @@ static tsr_status write_file(writer *w, const out_file *o, tsr_err *err)
 {
     char *path = in_temp(w, o->name, ""), *part = in_temp(w, o->name, ".part"), *note = in_temp(w, o->name, ".done");
     tsr_file *f = NULL;
+    uint8_t *header = NULL;
+    out_entry *entries = NULL;
     tsr_hasher *h = tsr_hasher_new128();
     tsr_status st = path != NULL && part != NULL && note != NULL && h != NULL ? TSR_OK
                                                                               : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
@@ -100,8 +103,13 @@ static tsr_status write_file(writer *w, const out_file *o, tsr_err *err)
     TSR_GO(tsr_fs_remove_tree(path, err));
     TSR_GO(tsr_fs_remove_tree(note, err));
     TSR_GO(tsr_fs_remove_tree(part, err));
+    if (o->header == NULL) {
+        uint64_t bytes;
+        TSR_GO(export_header(w->c, o, &header, &bytes, &entries, err));
+        TSR_ASSERT(bytes == o->header_bytes); /* as planned */
+    }
     TSR_GO(tsr_file_create(&f, part, err));
-    TSR_GO(write_data(w, o, f, h, err));
+    TSR_GO(write_data(w, o, o->header != NULL ? o->header : header, o->entries != NULL ? o->entries : entries, f, h, err));
     char hex[33];
     tsr_hash128 d = tsr_hasher_digest128(h);
     tsr_hash128_hex(&d, hex);
@@ -110,6 +118,8 @@ static tsr_status write_file(writer *w, const out_file *o, tsr_err *err)
 out:
     tsr_file_close(&f);
     tsr_hasher_free(&h);
+    free(header);
+    free(entries);
     free(path);
     free(part);
     free(note);
@@ -161,6 +171,52 @@ static bool ends_with(const char *s, const char *tail)
     return n >= t && strcmp(s + n - t, tail) == 0;
 }
 
+/* model.safetensors.index.json, in file order; made in pieces, since it may name half a million tensors. */
+static tsr_status write_index(writer *w, tsr_err *err)
+{
+    const conversion *c = w->c;
+    char *path = in_temp(w, "model.safetensors.index.json", ""), *text = NULL, name[4400];
+    size_t n = 0;
+    uint64_t total = 0, at = 0;
+    tsr_file *f = NULL;
+    tsr_status st = path != NULL ? tsr_fs_remove_tree(path, err) : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
+    if (st == TSR_OK) {
+        st = tsr_file_create(&f, path, err);
+    }
+    for (uint32_t k = 0; k < c->file_count; k++) {
+        total += c->files[k].data_bytes;
+    }
+    for (uint32_t k = 0; st == TSR_OK && k < c->file_count; k++) {
+        FILE *m = open_memstream(&text, &n);
+        if (m == NULL) {
+            st = TSR_ERR(err, TSR_E_LIMIT, "out of memory");
+            break;
+        }
+        if (k == 0) {
+            (void)fprintf(m, "{\n  \"metadata\": {\n    \"total_size\": %llu\n  },\n  \"weight_map\": {", (unsigned long long)total);
+        }
+        for (int64_t i = 0; st == TSR_OK && i < c->files[k].count; i++) {
+            st = export_name(c, c->files[k].first + i, name, sizeof name, err);
+            (void)fputs(k == 0 && i == 0 ? "\n    " : ",\n    ", m);
+            export_json_text(m, name);
+            (void)fprintf(m, ": \"%s\"", c->files[k].name);
+        }
+        (void)fputs(k + 1 == c->file_count ? "\n  }\n}\n" : "", m);
+        bool whole = fclose(m) == 0;
+        if (st == TSR_OK) {
+            st = whole ? tsr_file_pwrite(f, text, n, at, err) : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
+        }
+        at += n;
+        free(text);
+    }
+    if (st == TSR_OK) {
+        st = tsr_file_sync(f, err);
+    }
+    tsr_file_close(&f);
+    free(path);
+    return st;
+}
+
 static tsr_status write_assets(writer *w, tsr_err *err)
 {
     const conversion *c = w->c;
@@ -172,19 +228,7 @@ static tsr_status write_assets(writer *w, tsr_err *err)
         }
         TSR_TRY(write_asset(w, i, err));
     }
-    if (c->index_json != NULL) {
-        char *path = in_temp(w, "model.safetensors.index.json", "");
-        if (path == NULL) {
-            TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
-        }
-        tsr_status st = tsr_fs_remove_tree(path, err);
-        if (st == TSR_OK) {
-            st = tsr_fs_write_file(path, c->index_json, strlen(c->index_json), err);
-        }
-        free(path);
-        return st;
-    }
-    return TSR_OK;
+    return !c->pub.identical_files && c->file_count > 1 ? write_index(w, err) : TSR_OK;
 }
 
 /* ---- all --------------------------------------------------------------------------------------------------------------- */

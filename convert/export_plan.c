@@ -13,8 +13,7 @@
 
 #define DEFAULT_SHARD_BYTES ((uint64_t)5000000000)
 
-/* Source name of item i through the export layout. */
-static tsr_status source_name(const conversion *c, int64_t i, char *buf, size_t room, tsr_err *err)
+tsr_status export_name(const conversion *c, int64_t i, char *buf, size_t room, tsr_err *err)
 {
     char name[4400];
     int32_t expert;
@@ -178,8 +177,7 @@ static tsr_status plan_original(conversion *c, bool *same, tsr_err *err)
 
 /* ---- anew ------------------------------------------------------------------------------------------------------------ */
 
-/* A JSON string of s, appended to f. */
-static void json_text(FILE *f, const char *s)
+void export_json_text(FILE *f, const char *s)
 {
     (void)fputc('"', f);
     for (; *s != '\0'; s++) {
@@ -195,56 +193,61 @@ static void json_text(FILE *f, const char *s)
     (void)fputc('"', f);
 }
 
-/* Header of the items [first, end), compact, padded with blanks to a multiple of 8. */
-static tsr_status make_header(conversion *c, int64_t first, int64_t end, out_file *f, tsr_err *err)
+/* Compact, padded with blanks to a multiple of 8. */
+tsr_status export_header(const conversion *c, const out_file *f, uint8_t **header, uint64_t *header_bytes,
+                         out_entry **entries, tsr_err *err)
 {
     char *text = NULL, name[4400];
     size_t n = 0;
     uint64_t at = 0;
     FILE *m = open_memstream(&text, &n);
-    f->entries = tsr_arena_alloc(c->arena, ((size_t)(end - first) + 1) * sizeof *f->entries);
-    if (m == NULL || f->entries == NULL) {
+    out_entry *list = malloc(((size_t)f->count + 1) * sizeof *list);
+    *header = NULL;
+    *entries = NULL;
+    if (m == NULL || list == NULL) {
         if (m != NULL) {
             (void)fclose(m);
         }
         free(text);
+        free(list);
         TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
     }
+    (void)fwrite("\0\0\0\0\0\0\0\0", 1, 8, m); /* the length, filled in below */
     (void)fputs("{\"__metadata__\":{\"format\":\"pt\"}", m);
     tsr_status st = TSR_OK;
-    for (int64_t i = first; st == TSR_OK && i < end; i++) {
+    for (int64_t k = 0; st == TSR_OK && k < f->count; k++) {
+        int64_t i = f->first + k;
         const tsr_tensor_decl *d = &c->map->groups[tsr_map_group(c->map, i, NULL)];
         uint64_t bytes = c->source->tensors[c->map->src[i]].bytes;
-        st = source_name(c, i, name, sizeof name, err);
+        st = export_name(c, i, name, sizeof name, err);
         (void)fputc(',', m);
-        json_text(m, name);
+        export_json_text(m, name);
         (void)fprintf(m, ":{\"dtype\":\"%s\",\"shape\":[", st_dtype(d));
-        for (int k = 0; k < d->rank; k++) {
-            (void)fprintf(m, "%s%lld", k > 0 ? "," : "", (long long)st_dim(d, k));
+        for (int r = 0; r < d->rank; r++) {
+            (void)fprintf(m, "%s%lld", r > 0 ? "," : "", (long long)st_dim(d, r));
         }
         (void)fprintf(m, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at, (unsigned long long)(at + bytes));
-        f->entries[f->count++] = (out_entry){ i, at, at + bytes };
+        list[k] = (out_entry){ i, at, at + bytes };
         at += bytes;
     }
     (void)fputc('}', m);
+    for (long used = ftell(m); used % 8 != 0; used++) {
+        (void)fputc(' ', m);
+    }
     if (fclose(m) != 0 && st == TSR_OK) {
         st = TSR_ERR(err, TSR_E_LIMIT, "out of memory");
     }
-    uint64_t padded = st == TSR_OK ? tsr_align_up(n, 8) : 0;
-    uint8_t *header = st == TSR_OK ? tsr_arena_alloc(c->arena, padded + 8) : NULL;
-    if (st == TSR_OK && header == NULL) {
-        st = TSR_ERR(err, TSR_E_LIMIT, "out of memory");
+    if (st != TSR_OK) {
+        free(text);
+        free(list);
+        return st;
     }
-    if (st == TSR_OK) {
-        memcpy(header, &padded, 8);
-        memcpy(header + 8, text, n);
-        memset(header + 8 + n, ' ', padded - n);
-        f->header = header;
-        f->header_bytes = padded + 8;
-        f->data_bytes = at;
-    }
-    free(text);
-    return st;
+    uint64_t json_bytes = n - 8;
+    memcpy(text, &json_bytes, 8);
+    *header = (uint8_t *)text;
+    *header_bytes = n;
+    *entries = list;
+    return TSR_OK;
 }
 
 static int64_t shard_end(const conversion *c, int64_t first, uint64_t limit)
@@ -259,29 +262,6 @@ static int64_t shard_end(const conversion *c, int64_t first, uint64_t limit)
         i++;
     }
     return i;
-}
-
-static tsr_status make_index(conversion *c, tsr_err *err)
-{
-    json_t *root = json_object(), *map = json_object();
-    uint64_t total = 0;
-    bool ok = root != NULL && map != NULL;
-    tsr_status st = TSR_OK;
-    for (uint32_t f = 0; ok && st == TSR_OK && f < c->file_count; f++) {
-        total += c->files[f].data_bytes;
-        for (int64_t i = 0; ok && st == TSR_OK && i < c->files[f].count; i++) {
-            char name[4400];
-            st = source_name(c, c->files[f].entries[i].item, name, sizeof name, err);
-            ok = json_object_set_new(map, name, json_string(c->files[f].name)) == 0;
-        }
-    }
-    ok = ok && json_object_set_new(root, "metadata", json_pack("{s:I}", "total_size", (json_int_t)total)) == 0 &&
-         json_object_set(root, "weight_map", map) == 0;
-    c->index_json = ok ? json_dumps(root, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
-    json_decref(map);
-    json_decref(root);
-    TSR_TRY(st);
-    return c->index_json != NULL ? TSR_OK : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
 }
 
 static tsr_status plan_anew(conversion *c, tsr_err *err)
@@ -311,11 +291,18 @@ static tsr_status plan_anew(conversion *c, tsr_err *err)
         if (f.name == NULL) {
             TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
         }
-        TSR_TRY(make_header(c, first, end, &f, err));
+        f.first = first;
+        f.count = end - first;
+        uint8_t *header;
+        out_entry *entries;
+        TSR_TRY(export_header(c, &f, &header, &f.header_bytes, &entries, err)); /* only its size is kept */
+        f.data_bytes = f.count > 0 ? entries[f.count - 1].end : 0;
+        free(header);
+        free(entries);
         TSR_TRY(add_file(c, f, err));
         first = end;
     }
-    return total > 1 ? make_index(c, err) : TSR_OK;
+    return TSR_OK;
 }
 
 /* ---- both -------------------------------------------------------------------------------------------------------------- */

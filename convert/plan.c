@@ -182,7 +182,6 @@ void tsr_convert_plan_free(tsr_convert_plan **p)
     tsr_map_free(&c->map);
     tsr_source_close(&c->source);
     free(c->source_headers);
-    free(c->index_json);
     free(c->dst);
     tsr_arena_free(&c->arena);
     free(c);

@@ -31,6 +31,14 @@ const uint8_t *tsr_io_map(tsr_io *io)
     return io->size > 0 ? io->ops->map(io) : NULL;
 }
 
+void tsr_io_drop(tsr_io *io, uint64_t off, uint64_t n)
+{
+    TSR_ASSERT(off <= io->size && n <= io->size - off);
+    if (io->ops->drop != NULL && n > 0) {
+        io->ops->drop(io, off, n);
+    }
+}
+
 void tsr_io_close(tsr_io **io)
 {
     if (io == NULL || *io == NULL) {
@@ -87,6 +95,15 @@ static const uint8_t *file_map(tsr_io *io)
     return had == MAP_FAILED ? NULL : had;
 }
 
+static void file_drop(tsr_io *io, uint64_t off, uint64_t n)
+{
+    file_io *f = (file_io *)(void *)io;
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), from = (off + page - 1) / page * page, to = (off + n) / page * page;
+    if (f->map != NULL && f->map != MAP_FAILED && from < to) { /* whole pages of ours only */
+        (void)madvise((uint8_t *)f->map + from, to - from, MADV_DONTNEED);
+    }
+}
+
 static void file_close(tsr_io *io)
 {
     file_io *f = (file_io *)(void *)io;
@@ -111,7 +128,7 @@ static tsr_status open_error(const char *path, int why, tsr_err *err)
 
 tsr_status tsr_io_open_file(tsr_io **out, const char *path, tsr_err *err)
 {
-    static const tsr_io_ops ops = { file_pread, file_map, file_close };
+    static const tsr_io_ops ops = { file_pread, file_map, file_drop, file_close };
     *out = NULL;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
@@ -167,7 +184,7 @@ static void mem_close(tsr_io *io)
 
 tsr_status tsr_io_open_mem(tsr_io **out, const char *name, const void *p, size_t n, tsr_err *err)
 {
-    static const tsr_io_ops ops = { mem_pread, mem_map, mem_close };
+    static const tsr_io_ops ops = { mem_pread, mem_map, NULL, mem_close };
     mem_io *m = calloc(1, sizeof *m);
     char *copy = strdup(name);
     *out = NULL;
@@ -203,9 +220,15 @@ static const uint8_t *window_map(tsr_io *io)
     return base != NULL ? base + w->off : NULL;
 }
 
+static void window_drop(tsr_io *io, uint64_t off, uint64_t n)
+{
+    const window_io *w = (const window_io *)(const void *)io;
+    tsr_io_drop(w->base, w->off + off, n);
+}
+
 tsr_status tsr_io_open_window(tsr_io **out, const char *name, tsr_io *base, uint64_t off, uint64_t n, tsr_err *err)
 {
-    static const tsr_io_ops ops = { window_pread, window_map, mem_close };
+    static const tsr_io_ops ops = { window_pread, window_map, window_drop, mem_close };
     *out = NULL;
     uint64_t end;
     if (!tsr_add_u64(off, n, &end) || end > base->size) {

@@ -13,6 +13,8 @@ typedef struct tsr_io_ops {
     tsr_status (*pread)(tsr_io *io, void *dst, size_t n, uint64_t off, tsr_err *err);
     /* Whole content as a read-only mapping that lives until close, or NULL: use pread then. */
     const uint8_t *(*map)(tsr_io *io);
+    /* Bytes [off, off + n) of the mapping are not needed for now; NULL: nothing to do. */
+    void (*drop)(tsr_io *io, uint64_t off, uint64_t n);
     void (*close)(tsr_io *io);
 } tsr_io_ops;
 struct tsr_io {
@@ -25,6 +27,9 @@ struct tsr_io {
 TSR_NODISCARD tsr_status tsr_io_pread(tsr_io *io, void *dst, size_t n, uint64_t off, tsr_err *err);
 /* Borrowed until close; NULL when it cannot be mapped (or is empty). Thread-safe. */
 const uint8_t *tsr_io_map(tsr_io *io);
+/* Takes pages of the mapping out of this process's memory (they stay in the page cache): a scan of a large file
+ * then keeps a bounded resident size. */
+void tsr_io_drop(tsr_io *io, uint64_t off, uint64_t n);
 void tsr_io_close(tsr_io **io);
 
 /* A regular file. Symbolic links are followed; a dangling one is TSR_E_MISSING and says so. */

@@ -88,8 +88,8 @@ static tsr_status copy_text(tsr_arena *a, const char **text, tsr_err *err)
     return TSR_OK;
 }
 
-/* The caller may free its options once the job runs. */
-static tsr_status copy_opts(tsr_save_job *j, const tsr_save_opts *o, tsr_err *err)
+/* The caller may free its options once a job runs in the background (snapshot); else assets in memory stay there. */
+static tsr_status copy_opts(tsr_save_job *j, const tsr_save_opts *o, bool snapshot, tsr_err *err)
 {
     tsr_arena *a = j->plan.arena;
     j->o = *o;
@@ -107,7 +107,7 @@ static tsr_status copy_opts(tsr_save_job *j, const tsr_save_opts *o, tsr_err *er
         assets[i] = o->assets[i];
         TSR_TRY(copy_text(a, &assets[i].name, err));
         TSR_TRY(copy_text(a, &assets[i].path, err));
-        if (assets[i].path == NULL) {
+        if (assets[i].path == NULL && snapshot) {
             void *data = tsr_arena_alloc(a, assets[i].bytes);
             if (data == NULL) {
                 TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
@@ -531,7 +531,7 @@ static tsr_status job_start(tsr_save_job **out, const char *path, save_plan *pla
     (void)pthread_cond_init(&j->room, NULL);
     (void)pthread_cond_init(&j->work, NULL);
     (void)pthread_cond_init(&j->turn, NULL);
-    tsr_status st = copy_opts(j, o, err);
+    tsr_status st = copy_opts(j, o, snapshot, err);
     if (st == TSR_OK) {
         st = save_buffer_budget(&j->plan, o, snapshot, &j->buffer_limit, &total, err);
     }

@@ -237,12 +237,23 @@ static void check_piece(shard_work *w, const piece *p, uint8_t *buf)
             verify_decoded(v, &t, p->item, &x, w->name, at);
         }
     }
+    if (w->map != NULL) {
+        tsr_io_drop(w->io, p->offset, p->bytes);
+    }
     add_checked(v, p->bytes);
 }
 
-static void *shard_thread(void *arg)
+static void report(const verifier *v)
 {
-    shard_work *w = arg;
+    if (v->progress != NULL && v->progress->report != NULL) {
+        uint64_t done = __atomic_load_n(&v->out->bytes_checked, __ATOMIC_RELAXED);
+        v->progress->report(v->progress->payload, "verify", done, v->total_bytes);
+    }
+}
+
+/* caller: this is the thread that called tsr_verify, which is the one that reports. */
+static void check_pieces(shard_work *w, bool caller)
+{
     uint8_t *buf = NULL;
     uint64_t room = 0;
     while (!cancelled(w->v)) {
@@ -261,8 +272,16 @@ static void *shard_thread(void *arg)
             }
         }
         check_piece(w, &w->pieces[i], buf);
+        if (caller) {
+            report(w->v);
+        }
     }
     free(buf);
+}
+
+static void *shard_thread(void *arg)
+{
+    check_pieces(arg, false);
     return NULL;
 }
 
@@ -274,13 +293,11 @@ static void run_pieces(shard_work *w)
            pthread_create(&threads[started], NULL, shard_thread, w) == 0) {
         started++;
     }
-    (void)shard_thread(w); /* this one too: progress below never has to wait for a thread */
+    check_pieces(w, true);
     for (int i = 0; i < started; i++) {
         (void)pthread_join(threads[i], NULL);
     }
-    if (w->v->progress != NULL && w->v->progress->report != NULL) {
-        w->v->progress->report(w->v->progress->payload, "verify", w->v->out->bytes_checked, w->v->total_bytes);
-    }
+    report(w->v);
 }
 
 static int compare_pieces(const void *a, const void *b)

@@ -78,7 +78,7 @@ float tsr_f8_to_f32(tsr_dtype dt, uint8_t x)
     case TSR_DT_F8_E5M2: return small_to_f32(x, 5, 2, 15, true);
     case TSR_DT_F8_E4M3FNUZ: return x == 0x80 ? from_bits(0x7fc00000u) : small_to_f32(x, 4, 3, 8, false);
     case TSR_DT_F8_E5M2FNUZ: return x == 0x80 ? from_bits(0x7fc00000u) : small_to_f32(x, 5, 2, 16, false);
-    default: TSR_ASSERT(!"an 8-bit float dtype"); return 0;
+    default: tsr_panic_("not an 8-bit float dtype", __FILE__, __LINE__);
     }
 }
 
@@ -130,7 +130,7 @@ void tsr_to_f64(tsr_dtype dt, const void *src, uint64_t first, uint64_t n, doubl
     case TSR_DT_U16: EACH(uint16_t, v);
     case TSR_DT_U8:
     case TSR_DT_BOOL: EACH(uint8_t, v);
-    default: TSR_ASSERT(!"a dtype");
+    default: tsr_panic_("not a dtype", __FILE__, __LINE__);
     }
 }
 
