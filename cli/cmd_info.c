@@ -93,8 +93,8 @@ static tsr_status add_model(about *b, tsr_err *err)
     char *owned = NULL;
     size_t bytes = 0;
     if (b->list.ckpt != NULL) {
-        tsr_status st =
-            tsr_ckpt_read_member(b->list.ckpt, "assets/config.json", (size_t)64 << 20, &owned, &bytes, err);
+        tsr_status st = tsr_ckpt_read_member(b->list.ckpt, "assets/config.json", (size_t)64 << 20, &owned,
+                                             &bytes, err);
         if (st != TSR_OK && st != TSR_E_MISSING) {
             return st;
         }

@@ -211,8 +211,8 @@ static tsr_status run(tsr_cli *cli, const tsr_args *a, tsr_err *err)
     tsr_spec *s = calloc(1, sizeof *s);
     tsr_spec_sizes z;
     per_rank r = { 0 };
-    tsr_status st =
-        s != NULL ? tsr_spec_parse(s, text, bytes, err) : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
+    tsr_status st = s != NULL ? tsr_spec_parse(s, text, bytes, err)
+                              : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
     free(text);
     if (st == TSR_OK) {
         st = tsr_spec_sizes_of(s, &z, err);

@@ -28,8 +28,8 @@ tsr_status tsr_list_open(tsr_list *out, tsr_cli *cli, const char *path, tsr_err 
     if (f != NULL && strcmp(f->name, "tessera") == 0) {
         TSR_TRY(tsr_cli_open_ckpt(cli, &out->ckpt, path, err));
         size_t n = strlen(path);
-        out->what =
-            n > 4 && strcmp(path + n - 4, ".tar") == 0 ? "tar of a Tessera checkpoint" : "Tessera checkpoint";
+        out->what = n > 4 && strcmp(path + n - 4, ".tar") == 0 ? "tar of a Tessera checkpoint"
+                                                               : "Tessera checkpoint";
         out->layout = layout_of(out->ckpt);
         out->count = tsr_ckpt_tensor_count(out->ckpt);
         files = tsr_ckpt_file_count(out->ckpt);

@@ -17,15 +17,15 @@ typedef struct tsr_src_tensor {
     const char *name;
     const int64_t *shape; /* rank entries, logical elements */
     uint64_t bytes;
-    uint64_t offset;      /* absolute in its file; 0 where that has no meaning */
-    uint32_t file;        /* number in tsr_source.files */
-    uint8_t dtype;        /* tsr_dtype */
+    uint64_t offset; /* absolute in its file; 0 where that has no meaning */
+    uint32_t file;   /* number in tsr_source.files */
+    uint8_t dtype;   /* tsr_dtype */
     uint8_t rank;
     uint8_t reserved[2];
 } tsr_src_tensor;
 
 typedef struct tsr_src_file { /* a file that holds tensors */
-    const char *name;         /* as the user sees it (the snapshot's name, not the blob's), relative to the folder */
+    const char *name; /* as the user sees it (the snapshot's name, not the blob's), relative to the folder */
     uint64_t bytes;
 } tsr_src_file;
 
@@ -69,13 +69,15 @@ struct tsr_source {
     size_t config_bytes;
     const char *const *warnings; /* "1 tensor not in the index is ignored: x" */
     int64_t warning_count;
-    const tsr_ckpt *ckpt;        /* when the source is a Tessera checkpoint, else NULL */
+    const tsr_ckpt *ckpt; /* when the source is a Tessera checkpoint, else NULL */
 };
 
 /* The format with the highest bid opens it. TSR_E_MISSING: no such path. TSR_E_UNSUPPORTED: nobody bids, the
  * message says what the file looks like. */
-TSR_NODISCARD tsr_status tsr_source_open(tsr_source **out, const char *path, const tsr_source_opts *o, tsr_err *err);
-TSR_NODISCARD tsr_status tsr_source_read(tsr_source *s, int64_t i, uint64_t off, void *dst, size_t n, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_source_open(tsr_source **out, const char *path, const tsr_source_opts *o,
+                                         tsr_err *err);
+TSR_NODISCARD tsr_status tsr_source_read(tsr_source *s, int64_t i, uint64_t off, void *dst, size_t n,
+                                         tsr_err *err);
 void tsr_source_close(tsr_source **s);
 /* Registered formats, NULL-terminated. */
 extern const tsr_source_ops *const tsr_source_formats[];
@@ -96,24 +98,25 @@ typedef struct tsr_name_row {
     uint8_t dtype;         /* 0: the source's; else what the bytes mean (MXFP4, E8M0) */
     uint8_t pack;          /* tsr_packing */
     const char *partner;   /* canonical pattern of the tensor with its scales; NULL */
-    bool alias;            /* an older spelling: read, never written; the name as it came is kept for export */
+    bool alias; /* an older spelling: read, never written; the name as it came is kept for export */
 } tsr_name_row;
 typedef struct tsr_layout {
-    const char *arch; /* "kimi-k3" */
-    const char *what; /* "Kimi K3 (Hugging Face names)" */
+    const char *arch;               /* "kimi-k3" */
+    const char *what;               /* "Kimi K3 (Hugging Face names)" */
     const char *const *model_types; /* config.json model_type values, NULL-terminated */
     const tsr_name_row *rows;
     size_t row_count;
 } tsr_layout;
-extern const tsr_layout *const tsr_layouts[]; /* NULL-terminated */
+extern const tsr_layout *const tsr_layouts[];        /* NULL-terminated */
 const tsr_layout *tsr_layout_find(const char *arch); /* NULL when unknown */
 /* Which layout fits: "auto" looks at config.json's model_type, then "raw". TSR_E_USAGE: unknown arch name. */
-TSR_NODISCARD tsr_status tsr_layout_pick(const tsr_layout **out, const char *arch, const tsr_source *s, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_layout_pick(const tsr_layout **out, const char *arch, const tsr_source *s,
+                                         tsr_err *err);
 
 /* One name through the table. to_source false: source -> canonical; true: canonical -> source (first row that is
  * no alias and whose dtype fits). dtype is that of the side given. Returns the row or NULL; buf gets the name. */
-const tsr_name_row *tsr_layout_map(const tsr_layout *l, bool to_source, const char *name, tsr_dtype dtype, char *buf,
-                                   size_t buf_bytes);
+const tsr_name_row *tsr_layout_map(const tsr_layout *l, bool to_source, const char *name, tsr_dtype dtype,
+                                   char *buf, size_t buf_bytes);
 
 /* ---- a source seen through a layout ------------------------------------------------------------------ */
 
@@ -127,8 +130,8 @@ typedef struct tsr_map {
     tsr_tensor_decl *groups; /* in canonical file order; names and shapes live in the arena or the source */
     int64_t *group_first;    /* group_count + 1 entries */
     uint32_t group_count;
-    int64_t ignored;         /* source tensors the keep function refused */
-    int64_t unmapped;        /* source tensors no row knew: kept under "other.<source name>" */
+    int64_t ignored;  /* source tensors the keep function refused */
+    int64_t unmapped; /* source tensors no row knew: kept under "other.<source name>" */
     const char *const *warnings;
     int64_t warning_count;
     tsr_arena *arena;
@@ -146,8 +149,8 @@ typedef struct tsr_map_opts {
     bool (*keep)(void *payload, const char *source_name); /* NULL: all; else completeness is not demanded */
     void *keep_payload;
 } tsr_map_opts;
-TSR_NODISCARD tsr_status tsr_map_make(tsr_map **out, tsr_source *s, const tsr_layout *l, const tsr_map_opts *o,
-                                      tsr_err *err);
+TSR_NODISCARD tsr_status tsr_map_make(tsr_map **out, tsr_source *s, const tsr_layout *l,
+                                      const tsr_map_opts *o, tsr_err *err);
 void tsr_map_free(tsr_map **m);
 /* The item with this canonical name, or -1. *group (may be NULL) is its group; for a family's own name ("..{e}..") the
  * result is -1 and *group is set; else *group is UINT32_MAX. O(1). */
@@ -157,28 +160,31 @@ uint32_t tsr_map_group(const tsr_map *m, int64_t i, int32_t *expert);
 /* Canonical name of item i, as snprintf. */
 size_t tsr_map_name(const tsr_map *m, int64_t i, char *buf, size_t buf_bytes);
 /* Decoded bytes [off, off+n) of item i. Thread-safe. */
-TSR_NODISCARD tsr_status tsr_map_read(const tsr_map *m, int64_t i, uint64_t off, void *dst, size_t n, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_map_read(const tsr_map *m, int64_t i, uint64_t off, void *dst, size_t n,
+                                      tsr_err *err);
 
 /* Opens path, picks the layout and maps: what ls, cat, diff, info use. Frees with tsr_view_close. */
 typedef struct tsr_view {
     tsr_source *source;
     tsr_map *map;
 } tsr_view;
-TSR_NODISCARD tsr_status tsr_view_open(tsr_view *out, const char *path, const char *arch, const tsr_source_opts *so,
-                                       const tsr_map_opts *mo, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_view_open(tsr_view *out, const char *path, const char *arch,
+                                       const tsr_source_opts *so, const tsr_map_opts *mo, tsr_err *err);
 void tsr_view_close(tsr_view *v);
 
 /* ---- conversions ---------------------------------------------------------------------------------------- */
 
 typedef struct tsr_convert_opts {
-    const char *to;    /* "tessera", "safetensors"; NULL: tessera from foreign, safetensors from tessera */
-    const char *arch;  /* "auto" (NULL), "raw", "kimi-k3", ... */
-    const char *gate_up; /* stacks of experts with gate and up fused: "interleaved", "halves"; NULL: by model_type */
+    const char *to;   /* "tessera", "safetensors"; NULL: tessera from foreign, safetensors from tessera */
+    const char *arch; /* "auto" (NULL), "raw", "kimi-k3", ... */
+    const char
+        *gate_up; /* stacks of experts with gate and up fused: "interleaved", "halves"; NULL: by model_type */
     uint32_t expert_partitions, dense_files;
     bool allow_uneven, compress, tie_head, allow_trailing, restart;
     int zstd_level, threads;
     uint64_t mem_limit;
-    uint64_t shard_bytes; /* safetensors: at most so many data bytes a file; 0: as the source was, else 5 GB */
+    uint64_t
+        shard_bytes; /* safetensors: at most so many data bytes a file; 0: as the source was, else 5 GB */
     const char *const *include, *const *exclude; /* globs on source names, NULL-terminated; NULL */
     tsr_progress progress;
 } tsr_convert_opts;
@@ -188,7 +194,7 @@ typedef struct tsr_convert_plan {
     int64_t tensors_in, tensors_used, tensors_ignored, tensors_written;
     uint64_t bytes_in, bytes_out, peak_bytes;
     uint32_t files_out;
-    double seconds; /* estimate at a nominal disk speed, stated in the man page */
+    double seconds;       /* estimate at a nominal disk speed, stated in the man page */
     bool identical_files; /* export: the files will be byte-identical to those imported */
     const char *const *warnings;
     int64_t warning_count;

@@ -16,7 +16,7 @@ typedef struct out_file {
     const uint8_t *header; /* with its length field; NULL: made by export_header when the file is written */
     out_entry *entries;    /* by begin; NULL likewise */
     uint64_t header_bytes, data_bytes;
-    int64_t first, count;  /* items first .. first + count - 1, where entries is NULL */
+    int64_t first, count; /* items first .. first + count - 1, where entries is NULL */
 } out_file;
 
 typedef struct conversion {
@@ -43,8 +43,8 @@ TSR_NODISCARD tsr_status import_plan(conversion *c, tsr_err *err);
 TSR_NODISCARD tsr_status import_run(conversion *c, tsr_err *err);
 TSR_NODISCARD tsr_status export_plan(conversion *c, tsr_err *err);
 /* Header (with its length field) and entries of a file that is not as imported; both malloc'ed. */
-TSR_NODISCARD tsr_status export_header(const conversion *c, const out_file *f, uint8_t **header, uint64_t *header_bytes,
-                                       out_entry **entries, tsr_err *err);
+TSR_NODISCARD tsr_status export_header(const conversion *c, const out_file *f, uint8_t **header,
+                                       uint64_t *header_bytes, out_entry **entries, tsr_err *err);
 /* Source name of item i through the export's layout. */
 TSR_NODISCARD tsr_status export_name(const conversion *c, int64_t i, char *buf, size_t room, tsr_err *err);
 /* A JSON string of s, written to f. */

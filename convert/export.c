@@ -39,8 +39,8 @@ static tsr_status advance(writer *w, uint64_t n, tsr_err *err)
 
 /* ---- one file -------------------------------------------------------------------------------------------------------- */
 
-static tsr_status write_data(writer *w, const out_file *o, const uint8_t *header, const out_entry *entries, tsr_file *f,
-                             tsr_hasher *h, tsr_err *err)
+static tsr_status write_data(writer *w, const out_file *o, const uint8_t *header, const out_entry *entries,
+                             tsr_file *f, tsr_hasher *h, tsr_err *err)
 {
     TSR_TRY(tsr_file_pwrite(f, header, o->header_bytes, 0, err));
     tsr_hasher_add(h, header, o->header_bytes);
@@ -86,13 +86,15 @@ static bool is_finished(writer *w, const out_file *o, const char *path, const ch
 
 static tsr_status write_file(writer *w, const out_file *o, tsr_err *err)
 {
-    char *path = in_temp(w, o->name, ""), *part = in_temp(w, o->name, ".part"), *note = in_temp(w, o->name, ".done");
+    char *path = in_temp(w, o->name, ""), *part = in_temp(w, o->name, ".part"),
+         *note = in_temp(w, o->name, ".done");
     tsr_file *f = NULL;
     uint8_t *header = NULL;
     out_entry *entries = NULL;
     tsr_hasher *h = tsr_hasher_new128();
-    tsr_status st = path != NULL && part != NULL && note != NULL && h != NULL ? TSR_OK
-                                                                              : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
+    tsr_status st = path != NULL && part != NULL && note != NULL && h != NULL
+                        ? TSR_OK
+                        : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
     if (st != TSR_OK) {
         goto out;
     }
@@ -109,7 +111,8 @@ static tsr_status write_file(writer *w, const out_file *o, tsr_err *err)
         TSR_ASSERT(bytes == o->header_bytes); /* as planned */
     }
     TSR_GO(tsr_file_create(&f, part, err));
-    TSR_GO(write_data(w, o, o->header != NULL ? o->header : header, o->entries != NULL ? o->entries : entries, f, h, err));
+    TSR_GO(write_data(w, o, o->header != NULL ? o->header : header, o->entries != NULL ? o->entries : entries,
+                      f, h, err));
     char hex[33];
     tsr_hash128 d = tsr_hasher_digest128(h);
     tsr_hash128_hex(&d, hex);
@@ -155,8 +158,9 @@ static tsr_status write_asset(writer *w, int64_t i, tsr_err *err)
         st = tsr_io_open_file(&io, a->path, err);
         const uint8_t *map = st == TSR_OK ? tsr_io_map(io) : NULL;
         if (st == TSR_OK) {
-            st = map != NULL || io->size == 0 ? tsr_fs_write_file(path, map != NULL ? (const void *)map : "", io->size, err)
-                                              : TSR_ERR(err, TSR_E_IO, "%s: cannot be mapped", a->path);
+            st = map != NULL || io->size == 0
+                     ? tsr_fs_write_file(path, map != NULL ? (const void *)map : "", io->size, err)
+                     : TSR_ERR(err, TSR_E_IO, "%s: cannot be mapped", a->path);
         }
     }
     tsr_io_close(&io);
@@ -193,7 +197,8 @@ static tsr_status write_index(writer *w, tsr_err *err)
             break;
         }
         if (k == 0) {
-            (void)fprintf(m, "{\n  \"metadata\": {\n    \"total_size\": %llu\n  },\n  \"weight_map\": {", (unsigned long long)total);
+            (void)fprintf(m, "{\n  \"metadata\": {\n    \"total_size\": %llu\n  },\n  \"weight_map\": {",
+                          (unsigned long long)total);
         }
         for (int64_t i = 0; st == TSR_OK && i < c->files[k].count; i++) {
             st = export_name(c, c->files[k].first + i, name, sizeof name, err);
@@ -222,7 +227,8 @@ static tsr_status write_assets(writer *w, tsr_err *err)
     const conversion *c = w->c;
     for (int64_t i = 0; i < c->source->asset_count; i++) {
         const char *name = c->source->assets[i].name;
-        bool old_index = ends_with(name, ".safetensors.index.json") && strchr(name, '/') == NULL && !c->pub.identical_files;
+        bool old_index = ends_with(name, ".safetensors.index.json") && strchr(name, '/') == NULL &&
+                         !c->pub.identical_files;
         if (strcmp(name, ST_HEADERS_ASSET) == 0 || old_index) {
             continue;
         }
@@ -246,8 +252,10 @@ static tsr_status check_space(const writer *w, tsr_err *err)
     need = need > done ? need - done : 0;
     TSR_TRY(tsr_fs_free_bytes(w->temp, &have, err));
     if (have < need) {
-        TSR_FAIL(err, TSR_E_IO, "%s: No space left on device: need %llu bytes, %llu free (free some space and run the same"
-                 " command again)", w->real, (unsigned long long)need, (unsigned long long)have);
+        TSR_FAIL(err, TSR_E_IO,
+                 "%s: No space left on device: need %llu bytes, %llu free (free some space and run the same"
+                 " command again)",
+                 w->real, (unsigned long long)need, (unsigned long long)have);
     }
     return TSR_OK;
 }
@@ -278,8 +286,10 @@ static tsr_status enter(writer *w, tsr_err *err)
     had = io->size < (1u << 20) ? malloc(io->size + 1) : NULL;
     if (had == NULL || tsr_io_pread(io, had, io->size, 0, NULL) != TSR_OK || io->size != strlen(key) ||
         memcmp(had, key, io->size) != 0) {
-        st = TSR_ERR(err, TSR_E_CONFLICT, "%s: an unfinished run with other options or another source left %s"
-                     " (give the same options to continue it, or --restart to throw it away)", w->real, w->temp);
+        st = TSR_ERR(err, TSR_E_CONFLICT,
+                     "%s: an unfinished run with other options or another source left %s"
+                     " (give the same options to continue it, or --restart to throw it away)",
+                     w->real, w->temp);
     }
 out:
     tsr_io_close(&io);
@@ -293,14 +303,16 @@ static tsr_status leave_clean(writer *w, tsr_err *err)
 {
     for (uint32_t i = 0; i < w->c->file_count; i++) {
         char *note = in_temp(w, w->c->files[i].name, ".done");
-        tsr_status st = note != NULL ? tsr_fs_remove_tree(note, err) : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
+        tsr_status st = note != NULL ? tsr_fs_remove_tree(note, err)
+                                     : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
         free(note);
         TSR_TRY(st);
     }
     static const char *const own[] = { "resume.txt", "lock" };
     for (int i = 0; i < 2; i++) {
         char *path = in_temp(w, own[i], "");
-        tsr_status st = path != NULL ? tsr_fs_remove_tree(path, err) : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
+        tsr_status st = path != NULL ? tsr_fs_remove_tree(path, err)
+                                     : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
         free(path);
         TSR_TRY(st);
     }
@@ -319,7 +331,8 @@ static tsr_status publish(writer *w, tsr_err *err)
         TSR_TRY(st);
         return tsr_fs_remove_tree(w->temp, err);
     }
-    return tsr_fs_exists(w->real) ? tsr_fs_rename(w->temp, w->real, err) : tsr_fs_rename_new(w->temp, w->real, err);
+    return tsr_fs_exists(w->real) ? tsr_fs_rename(w->temp, w->real, err)
+                                  : tsr_fs_rename_new(w->temp, w->real, err);
 }
 
 static tsr_status run(writer *w, tsr_err *err)

@@ -25,8 +25,8 @@ tsr_status export_name(const conversion *c, int64_t i, char *buf, size_t room, t
     }
     if (c->layout->row_count == 0 || tsr_layout_map(c->layout, true, name, d->dtype, buf, room) == NULL) {
         if (c->layout->row_count > 0 && strncmp(name, "optim.", 6) != 0) {
-            TSR_FAIL(err, TSR_E_UNSUPPORTED, "%s: %s: the %s layout has no name for it", c->source->path, name,
-                     c->layout->arch);
+            TSR_FAIL(err, TSR_E_UNSUPPORTED, "%s: %s: the %s layout has no name for it", c->source->path,
+                     name, c->layout->arch);
         }
         (void)snprintf(buf, room, "%s", name);
     }
@@ -42,7 +42,8 @@ static const char *st_dtype(const tsr_tensor_decl *d)
 
 static int64_t st_dim(const tsr_tensor_decl *d, int k)
 {
-    const tsr_dtype_traits *have = tsr_dtype_info((unsigned)d->dtype), *as = tsr_dtype_info((unsigned)d->src_dtype);
+    const tsr_dtype_traits *have = tsr_dtype_info((unsigned)d->dtype),
+                           *as = tsr_dtype_info((unsigned)d->src_dtype);
     return k == d->rank - 1 ? d->shape[k] / have->elems_per_unit * as->elems_per_unit : d->shape[k];
 }
 
@@ -93,8 +94,8 @@ static tsr_status add_file(conversion *c, out_file f, tsr_err *err)
 }
 
 /* One file of the headers asset. *same false: something of it is not as it was. */
-static tsr_status take_original(conversion *c, const char *name, const uint8_t *header, uint64_t bytes, bool *same,
-                                int64_t *seen, tsr_err *err)
+static tsr_status take_original(conversion *c, const char *name, const uint8_t *header, uint64_t bytes,
+                                bool *same, int64_t *seen, tsr_err *err)
 {
     st_header h;
     tsr_arena *a = tsr_arena_new(0);
@@ -169,7 +170,9 @@ static tsr_status plan_original(conversion *c, bool *same, tsr_err *err)
     *same = *same && seen == c->map->count;
     if (!*same) {
         c->file_count = 0;
-        TSR_TRY(convert_warn(c, "the files cannot be byte-identical to the imported ones: tensors changed, were added or left out",
+        TSR_TRY(convert_warn(c,
+                             "the files cannot be byte-identical to the imported ones: tensors changed, were "
+                             "added or left out",
                              err));
     }
     return TSR_OK;
@@ -226,7 +229,8 @@ tsr_status export_header(const conversion *c, const out_file *f, uint8_t **heade
         for (int r = 0; r < d->rank; r++) {
             (void)fprintf(m, "%s%lld", r > 0 ? "," : "", (long long)st_dim(d, r));
         }
-        (void)fprintf(m, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at, (unsigned long long)(at + bytes));
+        (void)fprintf(m, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at,
+                      (unsigned long long)(at + bytes));
         list[k] = (out_entry){ i, at, at + bytes };
         at += bytes;
     }
@@ -321,8 +325,8 @@ static tsr_status pick_layout(conversion *c, tsr_err *err)
     const tsr_layout *l = asked != NULL ? tsr_layout_find(asked) : NULL;
     tsr_status st = TSR_OK;
     if (l == NULL) {
-        st = TSR_ERR(err, TSR_E_UNSUPPORTED, "%s: its layout %s is unknown here (--arch chooses one)", c->source->path,
-                     asked != NULL ? asked : "?");
+        st = TSR_ERR(err, TSR_E_UNSUPPORTED, "%s: its layout %s is unknown here (--arch chooses one)",
+                     c->source->path, asked != NULL ? asked : "?");
     } else {
         c->layout = l;
         c->pub.arch = l->arch;

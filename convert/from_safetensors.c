@@ -40,7 +40,8 @@ typedef struct st_source {
 
 static tsr_status no_memory(const st_source *s, tsr_err *err)
 {
-    TSR_FAIL(err, TSR_E_LIMIT, "%s: its list of tensors needs more memory than allowed (--mem-limit)", s->pub.path);
+    TSR_FAIL(err, TSR_E_LIMIT, "%s: its list of tensors needs more memory than allowed (--mem-limit)",
+             s->pub.path);
 }
 
 /* list grows by doubling inside the arena; the old halves are left behind. */
@@ -62,7 +63,8 @@ static void *grow(tsr_arena *a, void *list, int64_t count, int64_t *room, size_t
 
 static tsr_status warn(st_source *s, const char *text, tsr_err *err)
 {
-    s->warnings = grow(s->arena, (void *)s->warnings, s->pub.warning_count, &s->warning_room, sizeof *s->warnings);
+    s->warnings = grow(s->arena, (void *)s->warnings, s->pub.warning_count, &s->warning_room,
+                       sizeof *s->warnings);
     const char *copy = tsr_arena_strndup(s->arena, text, strlen(text));
     if (s->warnings == NULL || copy == NULL) {
         return no_memory(s, err);
@@ -73,7 +75,8 @@ static tsr_status warn(st_source *s, const char *text, tsr_err *err)
 
 /* ---- one shard ------------------------------------------------------------------------------------------------ */
 
-static tsr_status add_tensors(st_source *s, const st_header *h, uint32_t file, uint64_t data_start, tsr_err *err)
+static tsr_status add_tensors(st_source *s, const st_header *h, uint32_t file, uint64_t data_start,
+                              tsr_err *err)
 {
     for (int64_t i = 0; i < h->count; i++) {
         const st_entry *e = &h->entries[i];
@@ -81,9 +84,13 @@ static tsr_status add_tensors(st_source *s, const st_header *h, uint32_t file, u
         if (s->tensors == NULL) {
             return no_memory(s, err);
         }
-        s->tensors[s->pub.count++] = (tsr_src_tensor){ .name = e->name, .shape = e->shape, .bytes = e->end - e->begin,
-                                                       .offset = data_start + e->begin, .file = file,
-                                                       .dtype = e->dtype, .rank = e->rank };
+        s->tensors[s->pub.count++] = (tsr_src_tensor){ .name = e->name,
+                                                       .shape = e->shape,
+                                                       .bytes = e->end - e->begin,
+                                                       .offset = data_start + e->begin,
+                                                       .file = file,
+                                                       .dtype = e->dtype,
+                                                       .rank = e->rank };
     }
     return TSR_OK;
 }
@@ -129,7 +136,8 @@ static tsr_status add_shard(st_source *s, const char *name, tsr_io *io, tsr_err 
     TSR_TRY(st);
     if (h.trailing > 0) {
         char text[1200];
-        (void)snprintf(text, sizeof text, "%.900s: %llu trailing bytes are ignored", io->name, (unsigned long long)h.trailing);
+        (void)snprintf(text, sizeof text, "%.900s: %llu trailing bytes are ignored", io->name,
+                       (unsigned long long)h.trailing);
         TSR_TRY(warn(s, text, err));
     }
     return add_tensors(s, &h, file, 8 + header_bytes, err);
@@ -154,8 +162,8 @@ static tsr_status hash_names(st_source *s, tsr_err *err)
         for (; s->hash[slot] != 0; slot = (slot + 1) & (s->hash_size - 1)) {
             const tsr_src_tensor *o = &s->tensors[s->hash[slot] - 1];
             if (strcmp(o->name, t->name) == 0) {
-                TSR_FAIL(err, TSR_E_CONFLICT, "%s: %s: is in %s and in %s", s->pub.path, t->name, s->names[o->file].name,
-                         s->names[t->file].name);
+                TSR_FAIL(err, TSR_E_CONFLICT, "%s: %s: is in %s and in %s", s->pub.path, t->name,
+                         s->names[o->file].name, s->names[t->file].name);
             }
         }
         s->hash[slot] = (uint32_t)i + 1;
@@ -208,8 +216,8 @@ static tsr_status check_entry(void *payload, const char *tensor, const char *sha
     st_source *s = payload;
     int64_t i = find_name(s, tensor);
     if (i < 0 || strcmp(s->names[s->tensors[i].file].name, shard) != 0) {
-        TSR_FAIL(err, TSR_E_MISSING, "%s: %s: the index promises it in %s, which does not hold it", s->index_name, tensor,
-                 shard);
+        TSR_FAIL(err, TSR_E_MISSING, "%s: %s: the index promises it in %s, which does not hold it",
+                 s->index_name, tensor, shard);
     }
     if (s->in_index[i]) {
         TSR_FAIL(err, TSR_E_FORMAT, "%s: %s: duplicate key", s->index_name, tensor);
@@ -240,8 +248,8 @@ static tsr_status check_shards(st_source *s, shard_list *l, tsr_err *err)
         if (st == TSR_E_MISSING) {
             gone++;
             if (gone <= 6) {
-                used += (size_t)snprintf(missing + used, sizeof missing - used, "%s%.100s", gone > 1 ? ", " : "",
-                                         l->names[i]);
+                used += (size_t)snprintf(missing + used, sizeof missing - used, "%s%.100s",
+                                         gone > 1 ? ", " : "", l->names[i]);
             }
         }
     }
@@ -272,8 +280,9 @@ static tsr_status drop_unlisted(st_source *s, tsr_err *err)
     s->pub.count = kept;
     if (dropped > 0) {
         char line[900];
-        (void)snprintf(line, sizeof line, "%lld tensor%s not in the index %s ignored: %s%s", (long long)dropped,
-                       dropped > 1 ? "s" : "", dropped > 1 ? "are" : "is", text, dropped > 3 ? ", ..." : "");
+        (void)snprintf(line, sizeof line, "%lld tensor%s not in the index %s ignored: %s%s",
+                       (long long)dropped, dropped > 1 ? "s" : "", dropped > 1 ? "are" : "is", text,
+                       dropped > 3 ? ", ..." : "");
         return warn(s, line, err);
     }
     return TSR_OK;
@@ -344,7 +353,8 @@ static tsr_status take_file(void *payload, const char *name, uint64_t size, tsr_
     }
     if (top && ends_with(name, ".safetensors.index.json")) {
         if (l->index != NULL) {
-            TSR_FAIL(err, TSR_E_CONFLICT, "%s: has two indexes, %s and %s (give the path of the one you mean)", s->pub.path,
+            TSR_FAIL(err, TSR_E_CONFLICT,
+                     "%s: has two indexes, %s and %s (give the path of the one you mean)", s->pub.path,
                      l->index, name);
         }
         l->index = copy;
@@ -400,7 +410,8 @@ static tsr_status open_folder(st_source *s, const char *index, tsr_err *err)
         }
         TSR_TRY(hash_names(s, err));
     }
-    tsr_status st = tsr_dir_read(s->dir, "config.json", CONFIG_BYTES_MAX, &s->config, &s->pub.config_bytes, err);
+    tsr_status st = tsr_dir_read(s->dir, "config.json", CONFIG_BYTES_MAX, &s->config, &s->pub.config_bytes,
+                                 err);
     s->pub.config_json = s->config;
     return st == TSR_E_MISSING ? TSR_OK : st;
 }
@@ -505,8 +516,12 @@ static int st_bid(const char *path)
     return ends_with(path, ".safetensors") || ends_with(path, ".safetensors.index.json") ? 90 : 0;
 }
 
-const tsr_source_ops tsr_source_safetensors = { .name = "safetensors", .what = "safetensors folder", .bid = st_bid,
-                                                .open = st_open, .read = st_read, .close = st_close };
+const tsr_source_ops tsr_source_safetensors = { .name = "safetensors",
+                                                .what = "safetensors folder",
+                                                .bid = st_bid,
+                                                .open = st_open,
+                                                .read = st_read,
+                                                .close = st_close };
 
 tsr_status st_source_headers(tsr_source *pub, uint8_t **out, uint64_t *bytes, tsr_err *err)
 {

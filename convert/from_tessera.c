@@ -23,7 +23,8 @@ typedef struct ts_source {
 
 static tsr_status no_memory(const ts_source *s, tsr_err *err)
 {
-    TSR_FAIL(err, TSR_E_LIMIT, "%s: its list of tensors needs more memory than allowed (--mem-limit)", s->pub.path);
+    TSR_FAIL(err, TSR_E_LIMIT, "%s: its list of tensors needs more memory than allowed (--mem-limit)",
+             s->pub.path);
 }
 
 static tsr_status list_tensors(ts_source *s, tsr_err *err)
@@ -61,9 +62,13 @@ static tsr_status list_tensors(ts_source *s, tsr_err *err)
             if (kept == NULL) {
                 return no_memory(s, err);
             }
-            s->tensors[s->first[i] + e] = (tsr_src_tensor){ .name = kept, .shape = t->shape, .bytes = t->item_bytes,
-                                                            .offset = x.offset, .file = x.file,
-                                                            .dtype = (uint8_t)t->dtype, .rank = (uint8_t)t->rank };
+            s->tensors[s->first[i] + e] = (tsr_src_tensor){ .name = kept,
+                                                            .shape = t->shape,
+                                                            .bytes = t->item_bytes,
+                                                            .offset = x.offset,
+                                                            .file = x.file,
+                                                            .dtype = (uint8_t)t->dtype,
+                                                            .rank = (uint8_t)t->rank };
         }
     }
     s->pub.tensors = s->tensors;
@@ -164,7 +169,8 @@ static tsr_status ts_open(tsr_source **out, const char *path, const tsr_source_o
         return st;
     }
     size_t n = strlen(path);
-    s->pub.what = n > 4 && strcmp(path + n - 4, ".tar") == 0 ? "tar of a Tessera checkpoint" : "Tessera checkpoint";
+    s->pub.what = n > 4 && strcmp(path + n - 4, ".tar") == 0 ? "tar of a Tessera checkpoint"
+                                                             : "Tessera checkpoint";
     *out = &s->pub;
     return TSR_OK;
 }
@@ -207,6 +213,10 @@ static int ts_bid(const char *path)
     return tsr_ckpt_probe(path) ? 95 : 0;
 }
 
-const tsr_source_ops tsr_source_tessera = { .name = "tessera", .what = "Tessera checkpoint", .bid = ts_bid,
-                                            .open = ts_open, .read = ts_read, .read_asset = ts_read_asset,
+const tsr_source_ops tsr_source_tessera = { .name = "tessera",
+                                            .what = "Tessera checkpoint",
+                                            .bid = ts_bid,
+                                            .open = ts_open,
+                                            .read = ts_read,
+                                            .read_asset = ts_read_asset,
                                             .close = ts_close };

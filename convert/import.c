@@ -20,10 +20,16 @@ static tsr_save_opts save_opts(const conversion *c)
     if (buffers < floor) {
         buffers = c->o.mem_limit < floor ? c->o.mem_limit : floor;
     }
-    return (tsr_save_opts){ .expert_partitions = c->o.expert_partitions, .dense_files = c->o.dense_files,
-                            .allow_uneven = c->o.allow_uneven, .compress = c->o.compress,
-                            .zstd_level = c->o.zstd_level, .threads = c->o.threads, .mem_limit = buffers,
-                            .resumable = true, .restart = c->o.restart, .arch = c->pub.arch,
+    return (tsr_save_opts){ .expert_partitions = c->o.expert_partitions,
+                            .dense_files = c->o.dense_files,
+                            .allow_uneven = c->o.allow_uneven,
+                            .compress = c->o.compress,
+                            .zstd_level = c->o.zstd_level,
+                            .threads = c->o.threads,
+                            .mem_limit = buffers,
+                            .resumable = true,
+                            .restart = c->o.restart,
+                            .arch = c->pub.arch,
                             .progress = c->o.progress };
 }
 
@@ -58,8 +64,8 @@ static char *lineage(const conversion *c)
         json_decref(list);
         list = json_array();
     }
-    json_t *step = json_pack("{s:s, s:s, s:s, s:s, s:b}", "op", "convert", "from", c->pub.from, "arch", c->pub.arch, "tool",
-                             "tessera " TSR_VERSION, "compress", c->o.compress);
+    json_t *step = json_pack("{s:s, s:s, s:s, s:s, s:b}", "op", "convert", "from", c->pub.from, "arch",
+                             c->pub.arch, "tool", "tessera " TSR_VERSION, "compress", c->o.compress);
     (void)json_array_append_new(list, step); /* NULL only when out of memory: the dump below fails then too */
     char *out = json_dumps(list, 0);
     json_decref(list);

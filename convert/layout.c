@@ -61,9 +61,11 @@ tsr_status tsr_layout_pick(const tsr_layout **out, const char *arch, const tsr_s
         return TSR_OK;
     }
     *out = &tsr_layout_raw;
-    if (s->config_json != NULL && top_string(s->config_json, s->config_bytes, "model_type", text, sizeof text)) {
+    if (s->config_json != NULL &&
+        top_string(s->config_json, s->config_bytes, "model_type", text, sizeof text)) {
         for (size_t i = 0; tsr_layouts[i] != NULL; i++) {
-            for (size_t k = 0; tsr_layouts[i]->model_types != NULL && tsr_layouts[i]->model_types[k] != NULL; k++) {
+            for (size_t k = 0; tsr_layouts[i]->model_types != NULL && tsr_layouts[i]->model_types[k] != NULL;
+                 k++) {
                 if (strcmp(tsr_layouts[i]->model_types[k], text) == 0) {
                     *out = tsr_layouts[i];
                 }
@@ -130,8 +132,8 @@ bool layout_emit(const char *pattern, const layout_binding *b, char *buf, size_t
     return true;
 }
 
-const tsr_name_row *tsr_layout_map(const tsr_layout *l, bool to_source, const char *name, tsr_dtype dtype, char *buf,
-                                   size_t buf_bytes)
+const tsr_name_row *tsr_layout_map(const tsr_layout *l, bool to_source, const char *name, tsr_dtype dtype,
+                                   char *buf, size_t buf_bytes)
 {
     for (size_t i = 0; i < l->row_count; i++) {
         const tsr_name_row *r = &l->rows[i];

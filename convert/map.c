@@ -28,7 +28,8 @@ typedef struct builder {
 
 static tsr_status no_memory(const builder *b, tsr_err *err)
 {
-    TSR_FAIL(err, TSR_E_LIMIT, "%s: the plan needs more memory than allowed (--mem-limit)", b->m->source->path);
+    TSR_FAIL(err, TSR_E_LIMIT, "%s: the plan needs more memory than allowed (--mem-limit)",
+             b->m->source->path);
 }
 
 /* ---- groups ------------------------------------------------------------------------------------------------------ */
@@ -59,8 +60,8 @@ static tsr_status rehash(builder *b, tsr_err *err)
 
 static uint32_t find_group(const tsr_map *m, const char *name, bool family)
 {
-    for (uint64_t slot = tsr_hash64(name, strlen(name)) & (m->hash_size - 1); m->hash_size > 0 && m->hash[slot] != 0;
-         slot = (slot + 1) & (m->hash_size - 1)) {
+    for (uint64_t slot = tsr_hash64(name, strlen(name)) & (m->hash_size - 1);
+         m->hash_size > 0 && m->hash[slot] != 0; slot = (slot + 1) & (m->hash_size - 1)) {
         uint32_t g = m->hash[slot] - 1;
         if (strcmp(m->groups[g].name, name) == 0 && (m->groups[g].expert_count > 0) == family) {
             return g;
@@ -141,7 +142,8 @@ static void to_template(const char *name, const place *p, char *buf, size_t room
     (void)snprintf(buf, room, "%.*s{e}%s", (int)p->digits_at, name, name + p->digits_at + p->digits);
 }
 
-static tsr_status make_shape(builder *b, const tsr_src_tensor *t, uint8_t packing, const int64_t **out, tsr_err *err)
+static tsr_status make_shape(builder *b, const tsr_src_tensor *t, uint8_t packing, const int64_t **out,
+                             tsr_err *err)
 {
     *out = t->shape;
     if (packing == TSR_PACK_NONE) {
@@ -196,9 +198,14 @@ static tsr_status place_tensor(builder *b, int64_t i, const char *name, const ts
         }
         g = m->group_count;
         tsr_tensor_decl *d = &m->groups[g];
-        *d = (tsr_tensor_decl){ .name = tsr_arena_strndup(m->arena, key, strlen(key)), .dtype = (tsr_dtype)dtype,
-                                .src_dtype = (tsr_dtype)t->dtype, .rank = t->rank, .klass = p.klass, .layer = p.layer,
-                                .expert_count = p.expert >= 0, .partner = -1 };
+        *d = (tsr_tensor_decl){ .name = tsr_arena_strndup(m->arena, key, strlen(key)),
+                                .dtype = (tsr_dtype)dtype,
+                                .src_dtype = (tsr_dtype)t->dtype,
+                                .rank = t->rank,
+                                .klass = p.klass,
+                                .layer = p.layer,
+                                .expert_count = p.expert >= 0,
+                                .partner = -1 };
         b->partners[g] = NULL;
         b->witness[g] = i;
         b->highest[g] = 0;
@@ -225,9 +232,10 @@ static tsr_status place_tensor(builder *b, int64_t i, const char *name, const ts
             TSR_FAIL(err, TSR_E_CONFLICT, "%s: %s and %s are both %s", m->source->path,
                      m->source->tensors[b->witness[g]].name, t->name, name);
         }
-        if (d->dtype != (tsr_dtype)dtype || d->src_dtype != (tsr_dtype)t->dtype || !same_shape(d, t, packing)) {
-            TSR_FAIL(err, TSR_E_CONFLICT, "%s: %s: has another shape or dtype than %s of the same layer", m->source->path,
-                     t->name, m->source->tensors[b->witness[g]].name);
+        if (d->dtype != (tsr_dtype)dtype || d->src_dtype != (tsr_dtype)t->dtype ||
+            !same_shape(d, t, packing)) {
+            TSR_FAIL(err, TSR_E_CONFLICT, "%s: %s: has another shape or dtype than %s of the same layer",
+                     m->source->path, t->name, m->source->tensors[b->witness[g]].name);
         }
     }
     if (p.expert >= 0 && (uint32_t)p.expert > b->highest[g]) {
@@ -266,18 +274,20 @@ static tsr_status place_all(builder *b, const tsr_map_opts *o, tsr_err *err)
             continue;
         }
         if (strlen(t->name) > 4096) {
-            TSR_FAIL(err, TSR_E_LIMIT, "%s: %.80s...: a name of %zu bytes (limit 4096)", m->source->path, t->name,
-                     strlen(t->name));
+            TSR_FAIL(err, TSR_E_LIMIT, "%s: %.80s...: a name of %zu bytes (limit 4096)", m->source->path,
+                     t->name, strlen(t->name));
         }
         if (m->layout->row_count == 0) {
             TSR_TRY(place_tensor(b, i, t->name, NULL, err));
             continue;
         }
-        const tsr_name_row *row = tsr_layout_map(m->layout, false, t->name, (tsr_dtype)t->dtype, name, sizeof name);
+        const tsr_name_row *row = tsr_layout_map(m->layout, false, t->name, (tsr_dtype)t->dtype, name,
+                                                 sizeof name);
         if (row == NULL) {
             (void)snprintf(name, sizeof name, "other.%s", t->name);
             if (m->unmapped++ < 3) {
-                used += (size_t)snprintf(examples + used, sizeof examples - used, "%s%.120s", used > 0 ? ", " : "", t->name);
+                used += (size_t)snprintf(examples + used, sizeof examples - used, "%s%.120s",
+                                         used > 0 ? ", " : "", t->name);
             }
         }
         TSR_TRY(place_tensor(b, i, name, row, err));
@@ -338,13 +348,15 @@ static tsr_status sort_groups(builder *b, const uint32_t *rank, tsr_err *err)
 {
     tsr_map *m = b->m;
     uint32_t n = m->group_count;
-    uint32_t *to_old = malloc(((size_t)n + 1) * sizeof *to_old), *to_new = malloc(((size_t)n + 1) * sizeof *to_new);
+    uint32_t *to_old = malloc(((size_t)n + 1) * sizeof *to_old),
+             *to_new = malloc(((size_t)n + 1) * sizeof *to_new);
     tsr_tensor_decl *sorted = malloc(((size_t)n + 1) * sizeof *sorted);
     const char **partners = malloc(((size_t)n + 1) * sizeof *partners);
     int64_t *witness = malloc(((size_t)n + 1) * sizeof *witness);
     uint32_t *highest = malloc(((size_t)n + 1) * sizeof *highest);
     tsr_status st = TSR_OK;
-    if (to_old == NULL || to_new == NULL || sorted == NULL || partners == NULL || witness == NULL || highest == NULL) {
+    if (to_old == NULL || to_new == NULL || sorted == NULL || partners == NULL || witness == NULL ||
+        highest == NULL) {
         st = no_memory(b, err);
         free(sorted);
         free((void *)partners);
@@ -409,8 +421,8 @@ static tsr_status number_items(builder *b, int64_t experts, tsr_err *err)
         m->group_first[g] = m->count;
         m->count += d->expert_count > 0 ? d->expert_count : 1;
         if (m->count > m->source->count + ((int64_t)1 << 24)) {
-            TSR_FAIL(err, TSR_E_FORMAT, "%s: %s: expert %u: a number out of all proportion", m->source->path, d->name,
-                     b->highest[g]);
+            TSR_FAIL(err, TSR_E_FORMAT, "%s: %s: expert %u: a number out of all proportion", m->source->path,
+                     d->name, b->highest[g]);
         }
     }
     m->group_first[m->group_count] = m->count;
@@ -427,8 +439,8 @@ static tsr_status number_items(builder *b, int64_t experts, tsr_err *err)
         }
         int64_t to = m->group_first[b->where[i].group] + (b->where[i].expert > 0 ? b->where[i].expert : 0);
         if (m->src[to] >= 0) {
-            TSR_FAIL(err, TSR_E_CONFLICT, "%s: %s and %s are the same matrix of the same expert", m->source->path,
-                     m->source->tensors[m->src[to]].name, m->source->tensors[i].name);
+            TSR_FAIL(err, TSR_E_CONFLICT, "%s: %s and %s are the same matrix of the same expert",
+                     m->source->path, m->source->tensors[m->src[to]].name, m->source->tensors[i].name);
         }
         m->src[to] = i;
     }
@@ -448,7 +460,8 @@ static tsr_status check_gaps(const builder *b, tsr_err *err)
                 to++;
             }
             if (to > e + 1) {
-                used += (size_t)snprintf(gaps + used, sizeof gaps - used, "%s%u-%u", used > 0 ? ", " : "", e, to - 1);
+                used += (size_t)snprintf(gaps + used, sizeof gaps - used, "%s%u-%u", used > 0 ? ", " : "", e,
+                                         to - 1);
             } else if (to > e) {
                 used += (size_t)snprintf(gaps + used, sizeof gaps - used, "%s%u", used > 0 ? ", " : "", e);
             }
@@ -475,7 +488,8 @@ static tsr_status join_partners(builder *b, bool partial, tsr_err *err)
                 continue;
             }
             if (!partial) {
-                TSR_FAIL(err, TSR_E_MISSING, "%s: %s: its scales (.weight_scale) are missing", m->source->path, mine);
+                TSR_FAIL(err, TSR_E_MISSING, "%s: %s: its scales (.weight_scale) are missing",
+                         m->source->path, mine);
             }
         }
     }
@@ -485,8 +499,8 @@ static tsr_status join_partners(builder *b, bool partial, tsr_err *err)
             used = m->groups[o].partner == (int64_t)g;
         }
         if (!used) {
-            TSR_FAIL(err, TSR_E_MISSING, "%s: %s: scales without their codes (.weight_packed)", m->source->path,
-                     m->source->tensors[b->witness[g]].name);
+            TSR_FAIL(err, TSR_E_MISSING, "%s: %s: scales without their codes (.weight_packed)",
+                     m->source->path, m->source->tensors[b->witness[g]].name);
         }
     }
     return TSR_OK;
@@ -506,9 +520,15 @@ static tsr_status map_ckpt(builder *b, tsr_err *err)
     for (uint32_t i = 0; i < n; i++) {
         tsr_tensor_info t;
         TSR_TRY(tsr_ckpt_tensor(m->source->ckpt, i, &t, err));
-        m->groups[i] = (tsr_tensor_decl){ .name = t.name, .dtype = t.dtype, .src_dtype = t.src_dtype, .rank = t.rank,
-                                          .shape = t.shape, .klass = t.klass, .layer = t.layer,
-                                          .expert_count = t.expert_count, .partner = t.partner };
+        m->groups[i] = (tsr_tensor_decl){ .name = t.name,
+                                          .dtype = t.dtype,
+                                          .src_dtype = t.src_dtype,
+                                          .rank = t.rank,
+                                          .shape = t.shape,
+                                          .klass = t.klass,
+                                          .layer = t.layer,
+                                          .expert_count = t.expert_count,
+                                          .partner = t.partner };
         m->group_first[i] = m->count;
         m->count += t.expert_count > 0 ? t.expert_count : 1;
         m->group_count++;
@@ -551,7 +571,8 @@ static tsr_status make_map(builder *b, const tsr_map_opts *o, tsr_err *err)
     return o->partial || o->keep != NULL ? TSR_OK : map_check_catalog(m, o, err);
 }
 
-tsr_status tsr_map_make(tsr_map **out, tsr_source *s, const tsr_layout *l, const tsr_map_opts *o, tsr_err *err)
+tsr_status tsr_map_make(tsr_map **out, tsr_source *s, const tsr_layout *l, const tsr_map_opts *o,
+                        tsr_err *err)
 {
     *out = NULL;
     tsr_map *m = calloc(1, sizeof *m);

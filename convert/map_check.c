@@ -62,14 +62,16 @@ tsr_status map_check_tied(tsr_source *s, const tsr_map_opts *o, tsr_err *err)
         return TSR_OK;
     }
     if (!yes && head < 0 && !o->tie_head && !o->partial) {
-        TSR_FAIL(err, TSR_E_MISSING, "%s: lm_head.weight missing and tie_word_embeddings is false (--tie-head accepts it)",
+        TSR_FAIL(err, TSR_E_MISSING,
+                 "%s: lm_head.weight missing and tie_word_embeddings is false (--tie-head accepts it)",
                  s->path);
     }
     if (yes && head >= 0 && !o->partial) {
         bool same;
         TSR_TRY(same_bytes(s, embed, head, &same, err));
         if (!same) {
-            TSR_FAIL(err, TSR_E_CONFLICT, "%s: tie_word_embeddings is true, but %s and %s differ (correct the config or drop one)",
+            TSR_FAIL(err, TSR_E_CONFLICT,
+                     "%s: tie_word_embeddings is true, but %s and %s differ (correct the config or drop one)",
                      s->path, s->tensors[head].name, s->tensors[embed].name);
         }
     }
@@ -167,13 +169,16 @@ static void note_missing(checker *c, const tsr_tensor_rule *r)
     if (tsr_layout_map(c->m->layout, true, r->name, r->dtype, source, sizeof source) == NULL) {
         char plain[300]; /* a family: ask for expert 0 */
         const char *at = strstr(r->name, "{e}");
-        (void)snprintf(plain, sizeof plain, "%.*s0%s", at != NULL ? (int)(at - r->name) : 0, r->name, at != NULL ? at + 3 : "");
-        if (at == NULL || tsr_layout_map(c->m->layout, true, plain, r->dtype, source, sizeof source) == NULL) {
+        (void)snprintf(plain, sizeof plain, "%.*s0%s", at != NULL ? (int)(at - r->name) : 0, r->name,
+                       at != NULL ? at + 3 : "");
+        if (at == NULL ||
+            tsr_layout_map(c->m->layout, true, plain, r->dtype, source, sizeof source) == NULL) {
             (void)snprintf(source, sizeof source, "%.290s", r->name);
         }
     }
     if (c->missing_count++ < 3) {
-        c->used += (size_t)snprintf(c->missing + c->used, sizeof c->missing - c->used, "%s%.140s", c->used > 0 ? ", " : "", source);
+        c->used += (size_t)snprintf(c->missing + c->used, sizeof c->missing - c->used, "%s%.140s",
+                                    c->used > 0 ? ", " : "", source);
     }
 }
 
@@ -191,19 +196,22 @@ static tsr_status check_one(void *payload, const tsr_tensor_rule *r, tsr_err *er
     const tsr_tensor_decl *d = &c->m->groups[g];
     const char *source = c->m->source->tensors[c->m->src[c->m->group_first[g]]].name;
     if (d->expert_count != r->expert_count) {
-        TSR_FAIL(err, TSR_E_CONFLICT, "%s: layer %d has %u experts, config.json promises %u", c->m->source->path, d->layer,
-                 d->expert_count, r->expert_count);
+        TSR_FAIL(err, TSR_E_CONFLICT, "%s: layer %d has %u experts, config.json promises %u",
+                 c->m->source->path, d->layer, d->expert_count, r->expert_count);
     }
     if (!shape_fits(d, r)) {
         char have[200] = "", want[200] = "";
         size_t a = 0, b = 0;
         for (int i = 0; i < d->rank && a < 150; i++) {
-            a += (size_t)snprintf(have + a, sizeof have - a, "%s%lld", i > 0 ? "," : "", (long long)d->shape[i]);
+            a += (size_t)snprintf(have + a, sizeof have - a, "%s%lld", i > 0 ? "," : "",
+                                  (long long)d->shape[i]);
         }
         for (int i = 0; i < r->rank; i++) {
-            b += (size_t)snprintf(want + b, sizeof want - b, "%s%lld", i > 0 ? "," : "", (long long)r->shape[i]);
+            b += (size_t)snprintf(want + b, sizeof want - b, "%s%lld", i > 0 ? "," : "",
+                                  (long long)r->shape[i]);
         }
-        TSR_FAIL(err, TSR_E_CONFLICT, "%s: %s: shape [%s], config.json implies [%s]", c->m->source->path, source, have, want);
+        TSR_FAIL(err, TSR_E_CONFLICT, "%s: %s: shape [%s], config.json implies [%s]", c->m->source->path,
+                 source, have, want);
     }
     if (d->dtype != r->dtype && !(r->float_any && is_float(d->dtype)) &&
         !(r->expert_count > 0 && r->dtype == TSR_DT_MXFP4 && is_float(d->dtype))) {

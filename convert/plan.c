@@ -52,7 +52,9 @@ static bool ends_with(const char *s, const char *tail)
 static tsr_status choose_target(conversion *c, tsr_err *err)
 {
     bool from_tessera = c->source->ckpt != NULL;
-    const char *to = c->o.to != NULL ? c->o.to : from_tessera || ends_with(c->dst, ".safetensors") ? "safetensors" : "tessera";
+    const char *to = c->o.to != NULL                                     ? c->o.to
+                     : from_tessera || ends_with(c->dst, ".safetensors") ? "safetensors"
+                                                                         : "tessera";
     c->to_tessera = strcmp(to, "tessera") == 0;
     if (!c->to_tessera && strcmp(to, "safetensors") != 0) {
         TSR_FAIL(err, TSR_E_USAGE, "--to %s: unknown (known: tessera, safetensors)", to);
@@ -127,9 +129,11 @@ tsr_status convert_key(conversion *c, const char **out, tsr_err *err)
     tsr_hash128 d = tsr_hasher_digest128(h);
     tsr_hash128_hex(&d, hex);
     tsr_hasher_free(&h);
-    int n = asprintf(&text, "convert %s\ncontent %s\nto %s arch %s experts %u dense %u compress %d level %d shard %llu gate-up %s\n",
-                     real, hex, c->pub.to, c->pub.arch, c->o.expert_partitions, c->o.dense_files, c->o.compress,
-                     c->o.zstd_level, (unsigned long long)c->o.shard_bytes,
+    int n = asprintf(&text,
+                     "convert %s\ncontent %s\nto %s arch %s experts %u dense %u compress %d level %d shard "
+                     "%llu gate-up %s\n",
+                     real, hex, c->pub.to, c->pub.arch, c->o.expert_partitions, c->o.dense_files,
+                     c->o.compress, c->o.zstd_level, (unsigned long long)c->o.shard_bytes,
                      c->o.gate_up != NULL ? c->o.gate_up : "auto");
     free(real);
     *out = n >= 0 ? tsr_arena_strndup(c->arena, text, (size_t)n) : NULL;
@@ -139,8 +143,8 @@ tsr_status convert_key(conversion *c, const char **out, tsr_err *err)
     return *out != NULL ? TSR_OK : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
 }
 
-tsr_status tsr_convert_plan_make(tsr_convert_plan **out, const char *src, const char *dst, const tsr_convert_opts *o,
-                                 tsr_err *err)
+tsr_status tsr_convert_plan_make(tsr_convert_plan **out, const char *src, const char *dst,
+                                 const tsr_convert_opts *o, tsr_err *err)
 {
     *out = NULL;
     conversion *c = calloc(1, sizeof *c);

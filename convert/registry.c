@@ -67,8 +67,8 @@ tsr_status tsr_source_open(tsr_source **out, const char *path, const tsr_source_
         TSR_TRY(tsr_io_open_file(&io, path, err));
         tsr_io_close(&io);
     }
-    TSR_FAIL(err, TSR_E_UNSUPPORTED, "%s: is %s (reads Tessera checkpoints, tars of them, and safetensors)", path,
-             looks_like(path));
+    TSR_FAIL(err, TSR_E_UNSUPPORTED, "%s: is %s (reads Tessera checkpoints, tars of them, and safetensors)",
+             path, looks_like(path));
 }
 
 tsr_status tsr_source_read(tsr_source *s, int64_t i, uint64_t off, void *dst, size_t n, tsr_err *err)

@@ -6,12 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MATRIX_BYTES_MAX ((uint64_t)1 << 30) /* one expert of an interleaved stack is held whole while it is turned */
+#define MATRIX_BYTES_MAX                                                                                     \
+    ((uint64_t)1 << 30) /* one expert of an interleaved stack is held whole while it is turned */
 
 typedef struct piece {
-    int64_t src;      /* tensor of the inner source */
-    int32_t expert;   /* -1: passed through */
-    int32_t part;     /* 0 gate, 1 up, 2 down */
+    int64_t src;    /* tensor of the inner source */
+    int32_t expert; /* -1: passed through */
+    int32_t part;   /* 0 gate, 1 up, 2 down */
 } piece;
 
 typedef struct split_source {
@@ -42,9 +43,11 @@ static int stack_kind(const tsr_src_tensor *t, int64_t *layer)
     return strcmp(leaf, "down_proj") == 0 || strcmp(leaf, "down_proj.weight") == 0 ? 2 : 0;
 }
 
-static tsr_status choose(const tsr_source *s, const char *gate_up, const char *name, bool *interleaved, tsr_err *err)
+static tsr_status choose(const tsr_source *s, const char *gate_up, const char *name, bool *interleaved,
+                         tsr_err *err)
 {
-    static const char *const halves[] = { "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "kimi_k2", "glm4_moe" };
+    static const char *const halves[] = { "mixtral",     "qwen2_moe", "qwen3_moe",
+                                          "deepseek_v3", "kimi_k2",   "glm4_moe" };
     char type[64] = "";
     if (gate_up != NULL) {
         *interleaved = strcmp(gate_up, "interleaved") == 0;
@@ -67,8 +70,10 @@ static tsr_status choose(const tsr_source *s, const char *gate_up, const char *n
     if (*interleaved) {
         return TSR_OK;
     }
-    TSR_FAIL(err, TSR_E_CONFLICT, "%s: %s: gate and up may be interleaved or halves, and model_type \"%s\" does not tell"
-             " (--gate-up interleaved|halves; --arch raw keeps it whole)", s->path, name, type);
+    TSR_FAIL(err, TSR_E_CONFLICT,
+             "%s: %s: gate and up may be interleaved or halves, and model_type \"%s\" does not tell"
+             " (--gate-up interleaved|halves; --arch raw keeps it whole)",
+             s->path, name, type);
 }
 
 static void split_close(tsr_source *pub)
@@ -82,13 +87,15 @@ static void split_close(tsr_source *pub)
 }
 
 /* Bytes [off, off + n) of part [out][in] of an interleaved stack's expert, whose matrix is [in][width]. */
-static tsr_status turn(const split_source *s, const piece *p, const tsr_src_tensor *t, uint64_t off, uint8_t *dst, size_t n,
-                       tsr_err *err)
+static tsr_status turn(const split_source *s, const piece *p, const tsr_src_tensor *t, uint64_t off,
+                       uint8_t *dst, size_t n, tsr_err *err)
 {
-    uint64_t elem = tsr_dtype_info(t->dtype)->bytes_per_unit, in = (uint64_t)t->shape[1], width = (uint64_t)t->shape[2];
+    uint64_t elem = tsr_dtype_info(t->dtype)->bytes_per_unit, in = (uint64_t)t->shape[1],
+             width = (uint64_t)t->shape[2];
     uint64_t step = p->part == 2 ? 1 : 2, matrix = in * width * elem;
     if (matrix > MATRIX_BYTES_MAX) {
-        TSR_FAIL(err, TSR_E_LIMIT, "%s: one expert has %llu bytes, too many to be turned", t->name, (unsigned long long)matrix);
+        TSR_FAIL(err, TSR_E_LIMIT, "%s: one expert has %llu bytes, too many to be turned", t->name,
+                 (unsigned long long)matrix);
     }
     uint8_t *m = malloc(matrix + 1);
     if (m == NULL) {
@@ -126,12 +133,15 @@ static tsr_status split_read_asset(tsr_source *pub, int64_t asset, char **out, t
     return s->inner->ops->read_asset(s->inner, asset, out, err);
 }
 
-static const tsr_source_ops split_ops = { .name = "fused", .what = "fused experts", .read = split_read,
-                                          .read_asset = split_read_asset, .close = split_close };
+static const tsr_source_ops split_ops = { .name = "fused",
+                                          .what = "fused experts",
+                                          .read = split_read,
+                                          .read_asset = split_read_asset,
+                                          .close = split_close };
 
 /* One expert's matrix as a tensor of its own. */
-static tsr_status add_piece(split_source *s, tsr_src_tensor *list, int64_t src, int32_t e, int32_t part, int64_t layer,
-                            tsr_err *err)
+static tsr_status add_piece(split_source *s, tsr_src_tensor *list, int64_t src, int32_t e, int32_t part,
+                            int64_t layer, tsr_err *err)
 {
     static const char *const leaf[] = { "gate", "up", "down" };
     const tsr_src_tensor *t = &s->inner->tensors[src];
@@ -145,9 +155,13 @@ static tsr_status add_piece(split_source *s, tsr_src_tensor *list, int64_t src, 
     int64_t a = t->shape[s->interleaved ? 2 : 1], b = t->shape[s->interleaved ? 1 : 2];
     shape[0] = part == 2 ? a : a / 2;
     shape[1] = b;
-    list[s->pub.count] = (tsr_src_tensor){ .name = kept, .shape = shape,
+    list[s->pub.count] = (tsr_src_tensor){ .name = kept,
+                                           .shape = shape,
                                            .bytes = t->bytes / (uint64_t)t->shape[0] / (part == 2 ? 1 : 2),
-                                           .offset = t->offset, .file = t->file, .dtype = t->dtype, .rank = 2 };
+                                           .offset = t->offset,
+                                           .file = t->file,
+                                           .dtype = t->dtype,
+                                           .rank = 2 };
     s->pieces[s->pub.count++] = (piece){ src, e, part };
     return TSR_OK;
 }
@@ -164,7 +178,8 @@ static tsr_status fill(split_source *s, tsr_src_tensor *list, tsr_err *err)
             continue;
         }
         if (kind == 1 && t->shape[s->interleaved ? 2 : 1] % 2 != 0) {
-            TSR_FAIL(err, TSR_E_FORMAT, "%s: %s: an odd number of rows cannot be gate and up", s->inner->path, t->name);
+            TSR_FAIL(err, TSR_E_FORMAT, "%s: %s: an odd number of rows cannot be gate and up", s->inner->path,
+                     t->name);
         }
         for (int32_t e = 0; e < t->shape[0]; e++) {
             for (int32_t part = kind == 1 ? 0 : 2; part < (kind == 1 ? 2 : 3); part++) {

@@ -10,7 +10,11 @@ bool st_utf8(const uint8_t *s, size_t n)
 {
     for (size_t i = 0; i < n;) {
         uint8_t c = s[i];
-        size_t more = c < 0x80 ? 0 : c >= 0xc2 && c < 0xe0 ? 1 : c >= 0xe0 && c < 0xf0 ? 2 : c >= 0xf0 && c < 0xf5 ? 3 : 9;
+        size_t more = c < 0x80                ? 0
+                      : c >= 0xc2 && c < 0xe0 ? 1
+                      : c >= 0xe0 && c < 0xf0 ? 2
+                      : c >= 0xf0 && c < 0xf5 ? 3
+                                              : 9;
         if (c == 0 || more == 9 || more >= n - i + 0u) {
             return false;
         }
@@ -19,8 +23,8 @@ bool st_utf8(const uint8_t *s, size_t n)
                 return false;
             }
         }
-        if ((c == 0xe0 && s[i + 1] < 0xa0) || (c == 0xed && s[i + 1] > 0x9f) || (c == 0xf0 && s[i + 1] < 0x90) ||
-            (c == 0xf4 && s[i + 1] > 0x8f)) {
+        if ((c == 0xe0 && s[i + 1] < 0xa0) || (c == 0xed && s[i + 1] > 0x9f) ||
+            (c == 0xf0 && s[i + 1] < 0x90) || (c == 0xf4 && s[i + 1] > 0x8f)) {
             return false;
         }
         i += more + 1;
@@ -54,8 +58,8 @@ static tsr_status lfs_pointer(const char *file, const uint8_t *first, size_t n, 
     const char *size = strstr(text, "\nsize ");
     int digits = size != NULL ? (int)strspn(size + 6, "0123456789") : 0;
     if (digits > 0) {
-        TSR_FAIL(err, TSR_E_MISSING, "%s: Git LFS pointer, the real file has %.*s bytes (git lfs pull)", file, digits,
-                 size + 6);
+        TSR_FAIL(err, TSR_E_MISSING, "%s: Git LFS pointer, the real file has %.*s bytes (git lfs pull)", file,
+                 digits, size + 6);
     }
     TSR_FAIL(err, TSR_E_MISSING, "%s: Git LFS pointer, the real file is not here (git lfs pull)", file);
 }
@@ -68,31 +72,34 @@ tsr_status st_header_length(const char *file, const uint8_t *first, size_t first
         return lfs_pointer(file, first, first_bytes, err);
     }
     size_t blank = 0;
-    while (blank < first_bytes && (first[blank] == ' ' || first[blank] == '\n' || first[blank] == '\t' ||
-                                   first[blank] == '\r')) {
+    while (blank < first_bytes &&
+           (first[blank] == ' ' || first[blank] == '\n' || first[blank] == '\t' || first[blank] == '\r')) {
         blank++;
     }
     if (blank < first_bytes && first[blank] == '<' &&
         (has_word(first + blank, first_bytes - blank < 256 ? first_bytes - blank : 256, "<!doctype") ||
          has_word(first + blank, first_bytes - blank < 256 ? first_bytes - blank : 256, "<html"))) {
-        TSR_FAIL(err, TSR_E_FORMAT, "%s: looks like HTML, not safetensors (a login or error page was saved; download it again)",
+        TSR_FAIL(err, TSR_E_FORMAT,
+                 "%s: looks like HTML, not safetensors (a login or error page was saved; download it again)",
                  file);
     }
     if (file_bytes < 8 || first_bytes < 8) {
-        TSR_FAIL(err, TSR_E_FORMAT, "%s: file has %llu bytes, too short for safetensors (download it again)", file,
-                 (unsigned long long)file_bytes);
+        TSR_FAIL(err, TSR_E_FORMAT, "%s: file has %llu bytes, too short for safetensors (download it again)",
+                 file, (unsigned long long)file_bytes);
     }
     uint64_t n;
     memcpy(&n, first, 8);
     if (n > file_bytes - 8) {
         bool text = first_bytes > 8 && first[8] == '{'; /* then it is a safetensors file that was cut */
-        TSR_FAIL(err, TSR_E_FORMAT, text ? "%s: cut inside the header: file has %llu bytes, header promises %llu (download it again)"
-                                         : "%s: not a safetensors file: %llu bytes, but a header of %llu is promised",
-                 file, (unsigned long long)file_bytes, (unsigned long long)(n > UINT64_MAX - 8 ? n : n + 8));
+        TSR_FAIL(
+            err, TSR_E_FORMAT,
+            text ? "%s: cut inside the header: file has %llu bytes, header promises %llu (download it again)"
+                 : "%s: not a safetensors file: %llu bytes, but a header of %llu is promised",
+            file, (unsigned long long)file_bytes, (unsigned long long)(n > UINT64_MAX - 8 ? n : n + 8));
     }
     if (n < 2 || n > ST_HEADER_BYTES_MAX || (first_bytes > 8 && first[8] != '{')) {
-        TSR_FAIL(err, TSR_E_FORMAT, "%s: not a safetensors file: its header of %llu bytes is no JSON object", file,
-                 (unsigned long long)n);
+        TSR_FAIL(err, TSR_E_FORMAT, "%s: not a safetensors file: its header of %llu bytes is no JSON object",
+                 file, (unsigned long long)n);
     }
     *out = n;
     return TSR_OK;
@@ -134,7 +141,8 @@ static const char *keep(parser *p, const unsigned char *s, size_t n)
     }
     const char *copy = tsr_arena_strndup(p->arena, (const char *)s, n);
     if (copy == NULL) {
-        p->st = TSR_ERR(p->err, TSR_E_LIMIT, "%s: header needs more memory than allowed (--mem-limit)", p->file);
+        p->st = TSR_ERR(p->err, TSR_E_LIMIT, "%s: header needs more memory than allowed (--mem-limit)",
+                        p->file);
     }
     return copy;
 }
@@ -157,7 +165,8 @@ static int on_map(void *ctx)
             p->field = F_NONE;
         }
     } else {
-        STOP(p, TSR_E_FORMAT, "%s: %s: an object where none belongs", p->file, p->name != NULL ? p->name : "header");
+        STOP(p, TSR_E_FORMAT, "%s: %s: an object where none belongs", p->file,
+             p->name != NULL ? p->name : "header");
     }
     return 1;
 }
@@ -193,12 +202,13 @@ static int on_key(void *ctx, const unsigned char *s, size_t n)
         p->name = keep(p, s, n);
         return p->name != NULL;
     }
-    p->field = n == 5 && memcmp(s, "dtype", 5) == 0     ? F_DTYPE
-               : n == 5 && memcmp(s, "shape", 5) == 0   ? F_SHAPE
+    p->field = n == 5 && memcmp(s, "dtype", 5) == 0            ? F_DTYPE
+               : n == 5 && memcmp(s, "shape", 5) == 0          ? F_SHAPE
                : n == 12 && memcmp(s, "data_offsets", 12) == 0 ? F_OFFSETS
-                                                         : F_NONE;
+                                                               : F_NONE;
     if (p->field == F_NONE) {
-        STOP(p, TSR_E_FORMAT, "%s: %s: unknown key \"%.*s\"", p->file, p->name, (int)(n < 60 ? n : 60), (const char *)s);
+        STOP(p, TSR_E_FORMAT, "%s: %s: unknown key \"%.*s\"", p->file, p->name, (int)(n < 60 ? n : 60),
+             (const char *)s);
     }
     if ((p->seen & (unsigned)p->field) != 0) {
         STOP(p, TSR_E_FORMAT, "%s: %s: duplicate key \"%.*s\"", p->file, p->name, (int)n, (const char *)s);
@@ -217,7 +227,8 @@ static int on_string(void *ctx, const unsigned char *s, size_t n)
         return 1;
     }
     if (p->at != IN_ENTRY || p->field != F_DTYPE || n >= sizeof p->dtype) {
-        STOP(p, TSR_E_FORMAT, "%s: %s: a string where none belongs", p->file, p->name != NULL ? p->name : "header");
+        STOP(p, TSR_E_FORMAT, "%s: %s: a string where none belongs", p->file,
+             p->name != NULL ? p->name : "header");
     }
     memcpy(p->dtype, s, n);
     p->dtype[n] = '\0';
@@ -228,7 +239,8 @@ static int on_array(void *ctx)
 {
     parser *p = ctx;
     if (p->at != IN_ENTRY || (p->field != F_SHAPE && p->field != F_OFFSETS)) {
-        STOP(p, TSR_E_FORMAT, "%s: %s: a list where none belongs", p->file, p->name != NULL ? p->name : "header");
+        STOP(p, TSR_E_FORMAT, "%s: %s: a list where none belongs", p->file,
+             p->name != NULL ? p->name : "header");
     }
     p->at = p->field == F_SHAPE ? IN_SHAPE : IN_OFFSETS;
     p->rank = p->field == F_SHAPE ? 0 : p->rank;
@@ -240,7 +252,8 @@ static int on_array_end(void *ctx)
 {
     parser *p = ctx;
     if (p->at == IN_OFFSETS && p->offset_count != 2) {
-        STOP(p, TSR_E_FORMAT, "%s: %s: data_offsets has %d numbers, not 2", p->file, p->name, p->offset_count);
+        STOP(p, TSR_E_FORMAT, "%s: %s: data_offsets has %d numbers, not 2", p->file, p->name,
+             p->offset_count);
     }
     p->at = IN_ENTRY;
     return 1;
@@ -251,11 +264,13 @@ static int on_number(void *ctx, const char *s, size_t n)
     parser *p = ctx;
     uint64_t v = 0;
     if (p->at != IN_SHAPE && p->at != IN_OFFSETS) {
-        STOP(p, TSR_E_FORMAT, "%s: %s: a number where none belongs", p->file, p->name != NULL ? p->name : "header");
+        STOP(p, TSR_E_FORMAT, "%s: %s: a number where none belongs", p->file,
+             p->name != NULL ? p->name : "header");
     }
     bool good = n > 0 && !(s[0] == '0' && n > 1);
     for (size_t i = 0; good && i < n; i++) {
-        good = s[i] >= '0' && s[i] <= '9' && tsr_mul_u64(v, 10, &v) && tsr_add_u64(v, (uint64_t)(s[i] - '0'), &v);
+        good = s[i] >= '0' && s[i] <= '9' && tsr_mul_u64(v, 10, &v) &&
+               tsr_add_u64(v, (uint64_t)(s[i] - '0'), &v);
     }
     if (!good || v > INT64_MAX) {
         STOP(p, TSR_E_FORMAT, "%s: %s: %.*s is not a size", p->file, p->name, (int)(n < 40 ? n : 40), s);
@@ -277,7 +292,8 @@ static int on_number(void *ctx, const char *s, size_t n)
 static int on_other(void *ctx)
 {
     parser *p = ctx;
-    STOP(p, TSR_E_FORMAT, "%s: %s: null where it does not belong", p->file, p->name != NULL ? p->name : "header");
+    STOP(p, TSR_E_FORMAT, "%s: %s: null where it does not belong", p->file,
+         p->name != NULL ? p->name : "header");
 }
 
 static int on_bool(void *ctx, int v)
@@ -297,11 +313,12 @@ static int end_entry(parser *p)
     }
     uint64_t bytes;
     if (!tsr_shape_bytes(dt, p->rank, p->dims, &bytes)) {
-        STOP(p, TSR_E_FORMAT, "%s: %s: size mismatch: the shape is impossible for %s", p->file, p->name, p->dtype);
+        STOP(p, TSR_E_FORMAT, "%s: %s: size mismatch: the shape is impossible for %s", p->file, p->name,
+             p->dtype);
     }
     if (p->offsets[0] > p->offsets[1] || p->offsets[1] - p->offsets[0] != bytes) {
-        STOP(p, TSR_E_FORMAT, "%s: %s: size mismatch: shape needs %llu bytes, range has %lld", p->file, p->name,
-             (unsigned long long)bytes, (long long)(p->offsets[1] - p->offsets[0]));
+        STOP(p, TSR_E_FORMAT, "%s: %s: size mismatch: shape needs %llu bytes, range has %lld", p->file,
+             p->name, (unsigned long long)bytes, (long long)(p->offsets[1] - p->offsets[0]));
     }
     if (p->count == p->room) {
         int64_t room = p->room * 2 + 32;
@@ -320,8 +337,12 @@ static int end_entry(parser *p)
         STOP(p, TSR_E_LIMIT, "%s: header needs more memory than allowed (--mem-limit)", p->file);
     }
     memcpy(shape, p->dims, (size_t)p->rank * sizeof *shape);
-    p->list[p->count++] = (st_entry){ .name = p->name, .shape = shape, .begin = p->offsets[0], .end = p->offsets[1],
-                                      .dtype = (uint8_t)dt, .rank = (uint8_t)p->rank };
+    p->list[p->count++] = (st_entry){ .name = p->name,
+                                      .shape = shape,
+                                      .begin = p->offsets[0],
+                                      .end = p->offsets[1],
+                                      .dtype = (uint8_t)dt,
+                                      .rank = (uint8_t)p->rank };
     return 1;
 }
 
@@ -339,7 +360,7 @@ static int on_map_end(void *ctx)
 
 static tsr_status run_parser(parser *p, const uint8_t *json, size_t n)
 {
-    static const yajl_callbacks calls = { on_other, on_bool, NULL, NULL, on_number, on_string,
+    static const yajl_callbacks calls = { on_other, on_bool, NULL,       NULL,     on_number,   on_string,
                                           on_map,   on_key,  on_map_end, on_array, on_array_end };
     yajl_handle h = yajl_alloc(&calls, NULL, p);
     if (h == NULL) {
@@ -354,7 +375,8 @@ static tsr_status run_parser(parser *p, const uint8_t *json, size_t n)
         char line[160];
         (void)snprintf(line, sizeof line, "%.150s", text != NULL ? (const char *)text : "?");
         line[strcspn(line, "\n")] = '\0';
-        p->st = TSR_ERR(p->err, TSR_E_FORMAT, "%s: header: %s at byte %zu", p->file, line, yajl_get_bytes_consumed(h));
+        p->st = TSR_ERR(p->err, TSR_E_FORMAT, "%s: header: %s at byte %zu", p->file, line,
+                        yajl_get_bytes_consumed(h));
         yajl_free_error(h, text);
     }
     yajl_free(h);
@@ -385,8 +407,8 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-static tsr_status check_tiling(const st_entry **sorted, int64_t n, st_header *h, const char *file, uint64_t head_bytes,
-                               uint64_t data_bytes, bool allow_trailing, tsr_err *err)
+static tsr_status check_tiling(const st_entry **sorted, int64_t n, st_header *h, const char *file,
+                               uint64_t head_bytes, uint64_t data_bytes, bool allow_trailing, tsr_err *err)
 {
     const st_entry *last = NULL;
     uint64_t at = 0;
@@ -397,7 +419,8 @@ static tsr_status check_tiling(const st_entry **sorted, int64_t n, st_header *h,
         }
         if (e->begin < at) {
             bool same = last->begin == e->begin && last->end == e->end;
-            TSR_FAIL(err, TSR_E_FORMAT, same ? "%s: %s and %s: same range for two tensors" : "%s: %s and %s overlap", file,
+            TSR_FAIL(err, TSR_E_FORMAT,
+                     same ? "%s: %s and %s: same range for two tensors" : "%s: %s and %s overlap", file,
                      last->name, e->name);
         }
         if (e->begin > at) {
@@ -409,13 +432,15 @@ static tsr_status check_tiling(const st_entry **sorted, int64_t n, st_header *h,
     }
     for (int64_t i = 0; i < n; i++) {
         if (sorted[i]->begin == sorted[i]->end && sorted[i]->begin > at) {
-            TSR_FAIL(err, TSR_E_FORMAT, "%s: %s: size mismatch: its empty range lies behind the data", file, sorted[i]->name);
+            TSR_FAIL(err, TSR_E_FORMAT, "%s: %s: size mismatch: its empty range lies behind the data", file,
+                     sorted[i]->name);
         }
     }
     h->data_bytes = at;
     if (at > data_bytes) {
-        TSR_FAIL(err, TSR_E_FORMAT, "%s: %s: file has %llu bytes, header promises %llu (download it again)", file,
-                 last->name, (unsigned long long)(head_bytes + data_bytes), (unsigned long long)(head_bytes + at));
+        TSR_FAIL(err, TSR_E_FORMAT, "%s: %s: file has %llu bytes, header promises %llu (download it again)",
+                 file, last->name, (unsigned long long)(head_bytes + data_bytes),
+                 (unsigned long long)(head_bytes + at));
     }
     h->trailing = data_bytes - at;
     if (h->trailing > 0 && !allow_trailing) {
@@ -429,7 +454,9 @@ tsr_status st_header_parse(st_header *out, tsr_arena *arena, const char *file, c
                            uint64_t data_bytes, bool allow_trailing, tsr_err *err)
 {
     tsr_err spare;
-    parser p = { .arena = arena, .file = file, .err = err != NULL ? err : &spare, .st = TSR_OK, .at = AT_START };
+    parser p = {
+        .arena = arena, .file = file, .err = err != NULL ? err : &spare, .st = TSR_OK, .at = AT_START
+    };
     *out = (st_header){ 0 };
     uint64_t head_bytes = 8 + (uint64_t)n;
     while (n > 0 && json[n - 1] == ' ') {
@@ -443,7 +470,8 @@ tsr_status st_header_parse(st_header *out, tsr_arena *arena, const char *file, c
         qsort(p.meta_keys, (size_t)p.meta_count, sizeof *p.meta_keys, by_text);
         for (int64_t i = 0; i + 1 < p.meta_count; i++) {
             if (strcmp(p.meta_keys[i], p.meta_keys[i + 1]) == 0) {
-                TSR_FAIL(err, TSR_E_FORMAT, "%s: __metadata__: duplicate key \"%.200s\"", file, p.meta_keys[i]);
+                TSR_FAIL(err, TSR_E_FORMAT, "%s: __metadata__: duplicate key \"%.200s\"", file,
+                         p.meta_keys[i]);
             }
         }
     }

@@ -31,8 +31,9 @@ TSR_NODISCARD tsr_status st_header_length(const char *file, const uint8_t *first
 /* json: n bytes (without the length). data_bytes: what follows in the file. Names and shapes go into the arena,
  * whose limit guards against hostile counts. Everything the format promises is checked: ranges tile the data, keys
  * are unique, shapes agree with ranges, text is UTF-8. */
-TSR_NODISCARD tsr_status st_header_parse(st_header *out, tsr_arena *arena, const char *file, const uint8_t *json,
-                                         size_t n, uint64_t data_bytes, bool allow_trailing, tsr_err *err);
+TSR_NODISCARD tsr_status st_header_parse(st_header *out, tsr_arena *arena, const char *file,
+                                         const uint8_t *json, size_t n, uint64_t data_bytes,
+                                         bool allow_trailing, tsr_err *err);
 /* Strict UTF-8: no overlong forms, no surrogates, at most U+10FFFF, no NUL. */
 bool st_utf8(const uint8_t *s, size_t n);
 

@@ -120,7 +120,7 @@ tsr_status st_index_each(const char *file, const uint8_t *json, size_t n,
                          tsr_status (*fn)(void *payload, const char *tensor, const char *shard, tsr_err *err),
                          void *payload, tsr_err *err)
 {
-    static const yajl_callbacks calls = { on_scalar, on_bool, NULL, NULL, on_number, on_string,
+    static const yajl_callbacks calls = { on_scalar, on_bool, NULL,     NULL,     on_number, on_string,
                                           on_map,    on_key,  on_close, on_array, on_close };
     tsr_err spare;
     parser *p = calloc(1, sizeof *p);

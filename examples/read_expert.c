@@ -24,7 +24,8 @@ int main(int argc, char **argv)
         st = tsr_ckpt_expert_span(c, layer, expert, TSR_CLASS_EXPERTS, &span, &err);
     }
     if (st == TSR_OK && (buf = malloc(span.bytes + 1)) != NULL) {
-        st = tsr_ckpt_read_expert(c, layer, expert, TSR_CLASS_EXPERTS, buf, span.bytes, m, TSR_READ_CHECK, &err);
+        st = tsr_ckpt_read_expert(c, layer, expert, TSR_CLASS_EXPERTS, buf, span.bytes, m, TSR_READ_CHECK,
+                                  &err);
     }
     if (st != TSR_OK || buf == NULL) {
         fprintf(stderr, "error[%s] %s\n", tsr_status_class(st), err.msg);

@@ -53,33 +53,33 @@ void tsr_panic_(const char *what, const char *file, int line) __attribute__((nor
 /* TSR_ERR makes an error value; TSR_FAIL returns it; TSR_TRY passes a failure on. */
 #define TSR_ERR(e, code, ...) tsr_err_set_((e), (code), __FILE__, __LINE__, __VA_ARGS__)
 #define TSR_FAIL(e, code, ...) return TSR_ERR((e), (code), __VA_ARGS__)
-#define TSR_TRY(expr)                                                                              \
-    do {                                                                                           \
-        tsr_status tsr_try_ = (expr);                                                              \
-        if (tsr_try_ != TSR_OK) {                                                                  \
-            return tsr_try_;                                                                       \
-        }                                                                                          \
+#define TSR_TRY(expr)                                                                                        \
+    do {                                                                                                     \
+        tsr_status tsr_try_ = (expr);                                                                        \
+        if (tsr_try_ != TSR_OK) {                                                                            \
+            return tsr_try_;                                                                                 \
+        }                                                                                                    \
     } while (0)
 /* For functions with resources: needs `tsr_status st` and a label `out:`. */
-#define TSR_GO(expr)                                                                               \
-    do {                                                                                           \
-        st = (expr);                                                                               \
-        if (st != TSR_OK) {                                                                        \
-            goto out;                                                                              \
-        }                                                                                          \
+#define TSR_GO(expr)                                                                                         \
+    do {                                                                                                     \
+        st = (expr);                                                                                         \
+        if (st != TSR_OK) {                                                                                  \
+            goto out;                                                                                        \
+        }                                                                                                    \
     } while (0)
 /* Drops a status on purpose; say why beside it. */
-#define TSR_IGNORE(expr)                                                                           \
-    do {                                                                                           \
-        tsr_status tsr_ignored_ = (expr);                                                          \
-        (void)tsr_ignored_;                                                                        \
+#define TSR_IGNORE(expr)                                                                                     \
+    do {                                                                                                     \
+        tsr_status tsr_ignored_ = (expr);                                                                    \
+        (void)tsr_ignored_;                                                                                  \
     } while (0)
 /* A broken promise between our own functions. Stays in release builds; never used on file or user data. */
-#define TSR_ASSERT(x)                                                                              \
-    do {                                                                                           \
-        if (!(x)) {                                                                                \
-            tsr_panic_(#x, __FILE__, __LINE__);                                                    \
-        }                                                                                          \
+#define TSR_ASSERT(x)                                                                                        \
+    do {                                                                                                     \
+        if (!(x)) {                                                                                          \
+            tsr_panic_(#x, __FILE__, __LINE__);                                                              \
+        }                                                                                                    \
     } while (0)
 
 /* Checked arithmetic: false on overflow, *out then undefined. */
@@ -110,9 +110,9 @@ typedef enum tsr_dtype {
     TSR_DT_F8_E5M2 = 6,     /* IEEE-like */
     TSR_DT_F8_E4M3FNUZ = 7, /* bias 8, 0x80 NaN, no negative zero */
     TSR_DT_F8_E5M2FNUZ = 8,
-    TSR_DT_E8M0 = 9,        /* 2^(code-127), 255 = NaN */
-    TSR_DT_F4_E2M1 = 10,    /* bare E2M1 codes, two a byte, low nibble first */
-    TSR_DT_MXFP4 = 11,      /* E2M1 codes as above, scaled by a partner tensor of E8M0, one per 32 columns */
+    TSR_DT_E8M0 = 9,     /* 2^(code-127), 255 = NaN */
+    TSR_DT_F4_E2M1 = 10, /* bare E2M1 codes, two a byte, low nibble first */
+    TSR_DT_MXFP4 = 11,   /* E2M1 codes as above, scaled by a partner tensor of E8M0, one per 32 columns */
     TSR_DT_I64 = 16,
     TSR_DT_I32 = 17,
     TSR_DT_I16 = 18,

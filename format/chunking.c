@@ -22,7 +22,8 @@ uint64_t tsr_chunk_count(uint64_t item_bytes, uint64_t block_bytes, uint64_t chu
     return tsr_mul_u64(item_bytes / block_bytes, per_block, &count) ? count : 0;
 }
 
-void tsr_chunk_range(uint64_t block_bytes, uint64_t chunk_bytes, uint64_t chunk, uint64_t *off, uint64_t *bytes)
+void tsr_chunk_range(uint64_t block_bytes, uint64_t chunk_bytes, uint64_t chunk, uint64_t *off,
+                     uint64_t *bytes)
 {
     uint64_t per_block = block_bytes / chunk_bytes + (block_bytes % chunk_bytes != 0);
     uint64_t inside = chunk % per_block * chunk_bytes;

@@ -11,11 +11,11 @@
 #define TSR_CHUNK_TARGET_BYTES ((uint64_t)16 << 20)
 
 typedef struct tsr_chunking {
-    int axis;             /* the cut axis, 0 for rank 0 */
-    int64_t rows;         /* chunk's extent along axis, in storage units of that axis */
+    int axis;     /* the cut axis, 0 for rank 0 */
+    int64_t rows; /* chunk's extent along axis, in storage units of that axis */
     uint64_t item_bytes, block_bytes, chunk_bytes;
-    uint64_t per_block;   /* chunks of one block */
-    uint64_t chunks;      /* of the item; 0 when it has no bytes */
+    uint64_t per_block; /* chunks of one block */
+    uint64_t chunks;    /* of the item; 0 when it has no bytes */
 } tsr_chunking;
 
 /* False when the shape is impossible (tsr_shape_bytes) or has more than 2^31 chunks. target > 0. */
@@ -23,7 +23,8 @@ bool tsr_chunking_make(tsr_chunking *out, tsr_dtype dtype, int rank, const int64
 /* Dimensions in storage units (bytes_per_unit each): packed dtypes have their last dimension divided. */
 void tsr_storage_shape(tsr_dtype dtype, int rank, const int64_t *shape, int64_t *out);
 /* Which bytes of the item chunk c holds. Needs only item, block and chunk bytes (as stored in the index). */
-void tsr_chunk_range(uint64_t block_bytes, uint64_t chunk_bytes, uint64_t chunk, uint64_t *off, uint64_t *bytes);
+void tsr_chunk_range(uint64_t block_bytes, uint64_t chunk_bytes, uint64_t chunk, uint64_t *off,
+                     uint64_t *bytes);
 /* The number of chunks these three imply, or 0 when they do not fit together (or item_bytes is 0). */
 uint64_t tsr_chunk_count(uint64_t item_bytes, uint64_t block_bytes, uint64_t chunk_bytes);
 /* The chunk that holds byte off of the item. */

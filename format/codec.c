@@ -196,8 +196,8 @@ static tsr_status need_scratch(tsr_coder *c, size_t n, tsr_err *err)
     return TSR_OK;
 }
 
-tsr_status tsr_codec_encode(tsr_coder *c, tsr_codec codec, size_t elem_bytes, int level, const void *src, size_t n,
-                            void *dst, size_t capacity, size_t *out_bytes, tsr_err *err)
+tsr_status tsr_codec_encode(tsr_coder *c, tsr_codec codec, size_t elem_bytes, int level, const void *src,
+                            size_t n, void *dst, size_t capacity, size_t *out_bytes, tsr_err *err)
 {
     TSR_ASSERT(codec != TSR_CODEC_RAW);
     *out_bytes = 0;
@@ -222,8 +222,8 @@ tsr_status tsr_codec_encode(tsr_coder *c, tsr_codec codec, size_t elem_bytes, in
     return TSR_OK;
 }
 
-tsr_status tsr_codec_decode(tsr_coder *c, tsr_codec codec, size_t elem_bytes, const void *src, size_t n, void *dst,
-                            size_t raw, tsr_err *err)
+tsr_status tsr_codec_decode(tsr_coder *c, tsr_codec codec, size_t elem_bytes, const void *src, size_t n,
+                            void *dst, size_t raw, tsr_err *err)
 {
     TSR_ASSERT(codec != TSR_CODEC_RAW);
     if (c->dctx == NULL) {
@@ -250,7 +250,8 @@ tsr_status tsr_codec_decode(tsr_coder *c, tsr_codec codec, size_t elem_bytes, co
     }
     if (codec == TSR_CODEC_SHUFFLE_ZSTD) {
         if (raw % elem_bytes != 0) {
-            TSR_FAIL(err, TSR_E_FORMAT, "shuffled chunk of %zu bytes is not whole elements of %zu", raw, elem_bytes);
+            TSR_FAIL(err, TSR_E_FORMAT, "shuffled chunk of %zu bytes is not whole elements of %zu", raw,
+                     elem_bytes);
         }
         tsr_unshuffle(elem_bytes, to, raw, dst);
     }

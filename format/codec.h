@@ -17,8 +17,8 @@ void tsr_coder_free(tsr_coder **c);
 
 /* Encodes n bytes to dst (capacity >= tsr_codec_bound(n)). *out_bytes 0: gains less than 3 %, store it raw. */
 TSR_NODISCARD tsr_status tsr_codec_encode(tsr_coder *c, tsr_codec codec, size_t elem_bytes, int level,
-                                          const void *src, size_t n, void *dst, size_t capacity, size_t *out_bytes,
-                                          tsr_err *err);
+                                          const void *src, size_t n, void *dst, size_t capacity,
+                                          size_t *out_bytes, tsr_err *err);
 /* Decodes to exactly raw bytes; a frame without content size, with another size, a dictionary, or trailing bytes
  * is TSR_E_FORMAT. Never allocates by what the frame says. */
 TSR_NODISCARD tsr_status tsr_codec_decode(tsr_coder *c, tsr_codec codec, size_t elem_bytes, const void *src,

@@ -101,32 +101,35 @@ TSR_NODISCARD tsr_status tsr_ckpt_file_experts(const tsr_ckpt *c, uint32_t file,
  * damaged or foreign. Reads do this by themselves. */
 TSR_NODISCARD tsr_status tsr_ckpt_check_file(const tsr_ckpt *c, uint32_t file, tsr_err *err);
 /* item: 0 for a plain tensor, the expert for a family. */
-TSR_NODISCARD tsr_status tsr_ckpt_extent(const tsr_ckpt *c, const tsr_tensor_info *t, uint32_t item, uint32_t chunk,
-                                         tsr_extent_info *out, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_ckpt_extent(const tsr_ckpt *c, const tsr_tensor_info *t, uint32_t item,
+                                         uint32_t chunk, tsr_extent_info *out, tsr_err *err);
 
 /* Finds by full name: a plain tensor, or one expert's matrix ("layers.3.experts.17.gate.weight": *item = 17).
  * Also finds a family by its template ("...experts.{e}.gate.weight": *item = UINT32_MAX). O(1).
  * TSR_E_MISSING when there is none. */
-TSR_NODISCARD tsr_status tsr_ckpt_find(const tsr_ckpt *c, const char *name, tsr_tensor_info *out, uint32_t *item,
-                                       tsr_err *err);
+TSR_NODISCARD tsr_status tsr_ckpt_find(const tsr_ckpt *c, const char *name, tsr_tensor_info *out,
+                                       uint32_t *item, tsr_err *err);
 
 /* Writes the name of item (expert) of t into buf, NUL-terminated; returns its length (as snprintf). */
 size_t tsr_tensor_item_name(const tsr_tensor_info *t, uint32_t item, char *buf, size_t buf_bytes);
 
-enum { TSR_READ_CHECK = 1 /* compare each touched extent with its checksum; always on for compressed ones */ };
+enum {
+    TSR_READ_CHECK = 1 /* compare each touched extent with its checksum; always on for compressed ones */
+};
 
 /* Copies bytes [off, off + n) of the decoded item into dst. Thread-safe. With TSR_READ_CHECK whole extents
  * are hashed. TSR_E_FORMAT names file, tensor and expert on damage. */
-TSR_NODISCARD tsr_status tsr_ckpt_read(const tsr_ckpt *c, const tsr_tensor_info *t, uint32_t item, uint64_t off,
-                                       void *dst, size_t n, unsigned flags, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_ckpt_read(const tsr_ckpt *c, const tsr_tensor_info *t, uint32_t item,
+                                       uint64_t off, void *dst, size_t n, unsigned flags, tsr_err *err);
 
 /* Stored bytes of one extent, as they lie in the file. dst holds at least x->stored_bytes. */
-TSR_NODISCARD tsr_status tsr_ckpt_read_stored(const tsr_ckpt *c, const tsr_extent_info *x, void *dst, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_ckpt_read_stored(const tsr_ckpt *c, const tsr_extent_info *x, void *dst,
+                                              tsr_err *err);
 /* A pointer to them in a read-only mapping of the file, or NULL when the file cannot be mapped. */
 const uint8_t *tsr_ckpt_map_stored(const tsr_ckpt *c, const tsr_extent_info *x);
 /* Decodes stored bytes of x (of a tensor of this dtype) to x->raw_bytes at dst. */
-TSR_NODISCARD tsr_status tsr_extent_decode(const tsr_extent_info *x, tsr_dtype dtype, const void *stored, void *dst,
-                                           tsr_err *err);
+TSR_NODISCARD tsr_status tsr_extent_decode(const tsr_extent_info *x, tsr_dtype dtype, const void *stored,
+                                           void *dst, tsr_err *err);
 
 /* One expert of one layer: all its matrices lie side by side, so that one read brings them. */
 typedef struct tsr_expert_span {
@@ -137,15 +140,15 @@ typedef struct tsr_expert_span {
 #define TSR_EXPERT_MATRIX_MAX 64
 typedef struct tsr_expert_matrix {
     tsr_tensor_info tensor;
-    const uint8_t *data;    /* first byte of the item, inside dst; NULL when compressed or in several extents */
+    const uint8_t *data; /* first byte of the item, inside dst; NULL when compressed or in several extents */
 } tsr_expert_matrix;
 /* TSR_E_MISSING: no such layer or expert. TSR_E_UNSUPPORTED: not side by side (written by another tool). */
-TSR_NODISCARD tsr_status tsr_ckpt_expert_span(const tsr_ckpt *c, int32_t layer, uint32_t expert, tsr_class klass,
-                                              tsr_expert_span *out, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_ckpt_expert_span(const tsr_ckpt *c, int32_t layer, uint32_t expert,
+                                              tsr_class klass, tsr_expert_span *out, tsr_err *err);
 /* dst: out->bytes of tsr_ckpt_expert_span. m: at least matrix_count entries. One pread. */
-TSR_NODISCARD tsr_status tsr_ckpt_read_expert(const tsr_ckpt *c, int32_t layer, uint32_t expert, tsr_class klass,
-                                              void *dst, size_t dst_bytes, tsr_expert_matrix *m, unsigned flags,
-                                              tsr_err *err);
+TSR_NODISCARD tsr_status tsr_ckpt_read_expert(const tsr_ckpt *c, int32_t layer, uint32_t expert,
+                                              tsr_class klass, void *dst, size_t dst_bytes,
+                                              tsr_expert_matrix *m, unsigned flags, tsr_err *err);
 
 /* Assets (files that came along: config.json, tokenizer, ...) and other members, by name relative to the
  * checkpoint ("assets/config.json"). malloc'ed, NUL-terminated. */
@@ -210,17 +213,17 @@ typedef struct tsr_save_opts {
     bool compress;                   /* shuffle + zstd where it pays (see docs/FORMAT.md "Codecs") */
     int zstd_level;                  /* 0: 1 */
     int threads;                     /* 0: number of processors */
-    uint64_t mem_limit;              /* bytes of buffers; 0: 256 MiB. TSR_E_LIMIT when one chunk does not fit */
-    bool zeros;                      /* every tensor is zeros: fill is not called, shards are sparse files (for planning
+    uint64_t mem_limit; /* bytes of buffers; 0: 256 MiB. TSR_E_LIMIT when one chunk does not fit */
+    bool zeros;         /* every tensor is zeros: fill is not called, shards are sparse files (for planning
                                         a model that does not exist yet, and for tests of its size); no compression */
-    const char *parent;              /* a checkpoint whose equal shards are hard-linked instead of written; NULL */
-    bool resumable;                  /* keep and continue DST's partial folder; see tsr_save */
-    const char *resume_key;          /* text that names source and options; another key: TSR_E_CONFLICT */
-    bool restart;                    /* throw an existing partial folder away */
-    const char *arch;                /* "kimi-k3", "kimi-linear", "raw", "canonical" */
-    const char *config_json;         /* the model's hyper-parameters, kept whole; NULL */
-    const char *train_json;          /* training state, kept as train.json; NULL */
-    const char *lineage_json;        /* a JSON array of steps, oldest first; NULL */
+    const char *parent; /* a checkpoint whose equal shards are hard-linked instead of written; NULL */
+    bool resumable;     /* keep and continue DST's partial folder; see tsr_save */
+    const char *resume_key;   /* text that names source and options; another key: TSR_E_CONFLICT */
+    bool restart;             /* throw an existing partial folder away */
+    const char *arch;         /* "kimi-k3", "kimi-linear", "raw", "canonical" */
+    const char *config_json;  /* the model's hyper-parameters, kept whole; NULL */
+    const char *train_json;   /* training state, kept as train.json; NULL */
+    const char *lineage_json; /* a JSON array of steps, oldest first; NULL */
     const tsr_asset *assets;
     uint32_t asset_count;
     tsr_progress progress;
@@ -242,18 +245,18 @@ TSR_NODISCARD tsr_status tsr_save_plan_make(tsr_save_plan *out, const tsr_tensor
  * order through fill. Space is checked first (TSR_E_IO "No space left on device: need N bytes, M free").
  * On failure or cancellation nothing is left, except that with o->resumable a cancelled or killed save leaves
  * its partial folder, and the next call with the same resume_key verifies finished shards and goes on. */
-TSR_NODISCARD tsr_status tsr_save(const char *path, const tsr_tensor_decl *decls, uint32_t count, tsr_fill_fn fill,
-                                  void *payload, const tsr_save_opts *o, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_save(const char *path, const tsr_tensor_decl *decls, uint32_t count,
+                                  tsr_fill_fn fill, void *payload, const tsr_save_opts *o, tsr_err *err);
 
 /* The same without waiting: returns when every byte has been copied into at most opts->mem_limit of memory and
  * continues on background threads. decls, fill and payload may be freed after the return. One at a time per job. */
 typedef struct tsr_save_job tsr_save_job;
 TSR_NODISCARD tsr_status tsr_save_start(tsr_save_job **out, const char *path, const tsr_tensor_decl *decls,
-                                        uint32_t count, tsr_fill_fn fill, void *payload, const tsr_save_opts *o,
-                                        tsr_err *err);
+                                        uint32_t count, tsr_fill_fn fill, void *payload,
+                                        const tsr_save_opts *o, tsr_err *err);
 typedef struct tsr_save_stats {
-    uint64_t stall_ns;   /* how long tsr_save_start kept its caller waiting for memory */
-    uint64_t total_ns;   /* from start to commit */
+    uint64_t stall_ns; /* how long tsr_save_start kept its caller waiting for memory */
+    uint64_t total_ns; /* from start to commit */
     uint64_t raw_bytes, stored_bytes, linked_files;
 } tsr_save_stats;
 /* Waits, frees the job, returns the save's own status. stats may be NULL. */
@@ -270,7 +273,8 @@ typedef struct tsr_retention {
 } tsr_retention;
 /* Removes committed checkpoints step-* beyond the policy, and dead temporary folders of this host. Never the
  * newest that verifies (quick). removed_out may be NULL. */
-TSR_NODISCARD tsr_status tsr_run_retain(const char *run, const tsr_retention *r, uint32_t *removed_out, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_run_retain(const char *run, const tsr_retention *r, uint32_t *removed_out,
+                                        tsr_err *err);
 
 /* ---- verify ---------------------------------------------------------------------------------------- */
 
@@ -297,15 +301,16 @@ typedef struct tsr_verify_report {
 /* Goes on after damage; each finding is told once. Fails itself only when it cannot run (I/O, memory). Works on
  * a folder or a tar. threads 0: processors. */
 TSR_NODISCARD tsr_status tsr_verify(const char *path, tsr_verify_level level, int threads, tsr_finding_fn fn,
-                                    void *payload, const tsr_progress *progress, tsr_verify_report *out, tsr_err *err);
+                                    void *payload, const tsr_progress *progress, tsr_verify_report *out,
+                                    tsr_err *err);
 
 /* True when the folder holds step-* folders. */
 bool tsr_run_probe(const char *path);
 /* The newest committed checkpoint of a run folder that a verification of this level finds nothing wrong with
  * (resuming wants TSR_VERIFY_FULL). *path_out malloc'ed. Those with findings are skipped; *note_out (may be NULL): a
  * malloc'ed line saying which and why, or NULL. TSR_E_MISSING when there is none. */
-TSR_NODISCARD tsr_status tsr_run_latest(const char *run, tsr_verify_level level, char **path_out, char **note_out,
-                                        tsr_err *err);
+TSR_NODISCARD tsr_status tsr_run_latest(const char *run, tsr_verify_level level, char **path_out,
+                                        char **note_out, tsr_err *err);
 
 /* Makes index.tsx again from the shards' own tables and the manifest; replaces it by rename. *changed_out: the
  * bytes differ from what was there. */
@@ -328,16 +333,17 @@ typedef struct tsr_reshard_plan {
     uint64_t moved_bytes, linked_bytes, disk_bytes, buffer_bytes;
     uint32_t moved_files, linked_files; /* of the result */
 } tsr_reshard_plan;
-TSR_NODISCARD tsr_status tsr_reshard_plan_make(tsr_reshard_plan *out, const tsr_ckpt *src, const tsr_reshard_opts *o,
-                                               tsr_err *err);
+TSR_NODISCARD tsr_status tsr_reshard_plan_make(tsr_reshard_plan *out, const tsr_ckpt *src,
+                                               const tsr_reshard_opts *o, tsr_err *err);
 /* Moves stored bytes, never decodes; whole files are hard-linked where partitions nest on file borders. */
-TSR_NODISCARD tsr_status tsr_reshard(const tsr_ckpt *src, const char *dst, const tsr_reshard_opts *o, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_reshard(const tsr_ckpt *src, const char *dst, const tsr_reshard_opts *o,
+                                     tsr_err *err);
 
 /* ---- pack, unpack (libarchive) ----------------------------------------------------------------------- */
 
 /* out "-": standard output. zstd_level 0: uncompressed, readable in place. Verifies checksums on the way. */
-TSR_NODISCARD tsr_status tsr_pack(const char *ckpt_path, const char *out, int zstd_level, const tsr_progress *p,
-                                  tsr_err *err);
+TSR_NODISCARD tsr_status tsr_pack(const char *ckpt_path, const char *out, int zstd_level,
+                                  const tsr_progress *p, tsr_err *err);
 /* in "-": standard input. Refuses absolute paths, "..", links, duplicate members; verifies on the way; commits
  * dst by rename. */
 TSR_NODISCARD tsr_status tsr_unpack(const char *in, const char *dst, const tsr_progress *p, tsr_err *err);

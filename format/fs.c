@@ -180,7 +180,8 @@ tsr_status tsr_fs_sync_dir(const char *path, tsr_err *err)
     int fd = why == 0 ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     if (why == 0 && fd < 0) {
         why = errno;
-    } else if (why == 0 && fsync(fd) != 0 && errno != EINVAL) { /* EINVAL: this file system has no folder sync */
+    } else if (why == 0 && fsync(fd) != 0 &&
+               errno != EINVAL) { /* EINVAL: this file system has no folder sync */
         why = errno;
     }
     if (fd >= 0) {

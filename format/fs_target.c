@@ -51,9 +51,11 @@ tsr_status tsr_fs_target(const char *dst, bool resumable, char **real, char **te
         TSR_FAIL(err, TSR_E_USAGE, "%s: not a place for a checkpoint", dst);
     }
     if (tsr_fs_exists(path)) {
-        char *full = realpath(path, NULL); /* an empty folder may be a link to where the space is: the link stays */
+        char *full = realpath(path,
+                              NULL); /* an empty folder may be a link to where the space is: the link stays */
         if (full == NULL || !tsr_fs_is_dir(full) || !is_empty_dir(full)) {
-            tsr_status st = TSR_ERR(err, TSR_E_CONFLICT, "%s: exists already (choose another name, or remove it)", path);
+            tsr_status st = TSR_ERR(err, TSR_E_CONFLICT,
+                                    "%s: exists already (choose another name, or remove it)", path);
             free(full);
             free(path);
             return st;
@@ -112,7 +114,8 @@ tsr_status tsr_fs_lock(const char *path, int *fd_out, tsr_err *err)
         int why = errno;
         tsr_fs_unlock(fd_out);
         if (why == EWOULDBLOCK) {
-            TSR_FAIL(err, TSR_E_CONFLICT, "%s: another process is writing here (wait for it, or stop it)", path);
+            TSR_FAIL(err, TSR_E_CONFLICT, "%s: another process is writing here (wait for it, or stop it)",
+                     path);
         }
         return tsr_fs_error(err, why, path, "cannot be locked");
     }

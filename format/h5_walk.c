@@ -170,7 +170,8 @@ static herr_t visit_link(hid_t g, const char *name, const H5L_info_t *info, void
 
 static void run_child(int fd, const char *path)
 {
-    struct rlimit mem = { WALK_MEMORY_BYTES, WALK_MEMORY_BYTES }, cpu = { WALK_CPU_SECONDS, WALK_CPU_SECONDS };
+    struct rlimit mem = { WALK_MEMORY_BYTES, WALK_MEMORY_BYTES },
+                  cpu = { WALK_CPU_SECONDS, WALK_CPU_SECONDS };
 #if !defined(__SANITIZE_ADDRESS__)
     (void)setrlimit(RLIMIT_AS, &mem);
 #endif
@@ -237,14 +238,20 @@ static tsr_status take_set(const char *path, const tsr_h5_visit *v, current *c, 
     if (c->plain == NULL || c->rec.rank < 0 || c->rec.rank > TSR_RANK_MAX || c->rec.group > 2) {
         TSR_FAIL(err, TSR_E_FORMAT, "%s: %.200s: not a data set of ours", path, c->name);
     }
-    c->seen = (tsr_h5_seen){ .group = groups[c->rec.group], .name = c->plain, .dtype_attr = c->attr,
-                             .elem_bytes = c->rec.elem_bytes, .rank = c->rec.rank, .dims = c->rec.dims,
-                             .chunk = c->rec.has_chunk ? c->rec.chunk : NULL, .chunk_count = c->rec.chunk_count };
+    c->seen = (tsr_h5_seen){ .group = groups[c->rec.group],
+                             .name = c->plain,
+                             .dtype_attr = c->attr,
+                             .elem_bytes = c->rec.elem_bytes,
+                             .rank = c->rec.rank,
+                             .dims = c->rec.dims,
+                             .chunk = c->rec.has_chunk ? c->rec.chunk : NULL,
+                             .chunk_count = c->rec.chunk_count };
     return v->dataset(v->payload, &c->seen, err);
 }
 
 /* *done: the child said that it told everything. */
-static tsr_status take_records(int fd, const char *path, const tsr_h5_visit *v, current *c, bool *done, tsr_err *err)
+static tsr_status take_records(int fd, const char *path, const tsr_h5_visit *v, current *c, bool *done,
+                               tsr_err *err)
 {
     walk_rec r;
     char name[NAME_MAX_BYTES + 1], attr[257];
@@ -303,7 +310,8 @@ tsr_status tsr_h5_walk(const char *path, const tsr_h5_visit *v, tsr_err *err)
     free(c);
     if (st == TSR_OK && !done) {
         TSR_FAIL(err, TSR_E_FORMAT, "%s: libhdf5 could not read this file (%s %d)", path,
-                 WIFSIGNALED(status) ? "signal" : "exit", WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+                 WIFSIGNALED(status) ? "signal" : "exit",
+                 WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
     }
     return st;
 }

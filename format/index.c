@@ -8,10 +8,14 @@
 #include <string.h>
 
 static const uint32_t record_bytes[TSR_SEC_COUNT] = {
-    [TSR_SEC_FILES] = sizeof(tsr_file_rec), [TSR_SEC_TENSORS] = sizeof(tsr_tensor_rec),
-    [TSR_SEC_DIMS] = 8,                     [TSR_SEC_NAMES] = 4,
-    [TSR_SEC_EXTENTS] = sizeof(tsr_extent_rec), [TSR_SEC_STRINGS] = 1,
-    [TSR_SEC_EXPERTS] = 4,                  [TSR_SEC_PAGES] = 8,
+    [TSR_SEC_FILES] = sizeof(tsr_file_rec),
+    [TSR_SEC_TENSORS] = sizeof(tsr_tensor_rec),
+    [TSR_SEC_DIMS] = 8,
+    [TSR_SEC_NAMES] = 4,
+    [TSR_SEC_EXTENTS] = sizeof(tsr_extent_rec),
+    [TSR_SEC_STRINGS] = 1,
+    [TSR_SEC_EXPERTS] = 4,
+    [TSR_SEC_PAGES] = 8,
 };
 static const char *const section_names[TSR_SEC_COUNT] = { "files",   "tensors", "dims",    "names",
                                                           "extents", "strings", "experts", "pages" };
@@ -27,7 +31,8 @@ static tsr_status check_sections(const tsr_index *ix, tsr_err *err)
             TSR_FAIL(err, TSR_E_FORMAT, "%s: section %s lies outside the index", ix->what, section_names[i]);
         }
         if (i != TSR_SEC_PAGES && h->sec[i].offset < h->page_base) {
-            TSR_FAIL(err, TSR_E_FORMAT, "%s: section %s is not covered by page hashes", ix->what, section_names[i]);
+            TSR_FAIL(err, TSR_E_FORMAT, "%s: section %s is not covered by page hashes", ix->what,
+                     section_names[i]);
         }
     }
     uint64_t name_slots = h->sec[TSR_SEC_NAMES].bytes / 4;
@@ -47,7 +52,8 @@ static tsr_status check_pages(tsr_index *ix, tsr_err *err)
     const tsr_index_head *h = &ix->head;
     const tsr_section_rec *p = &h->sec[TSR_SEC_PAGES];
     uint64_t pages_end = p->offset + p->bytes;
-    if (p->offset != sizeof *h || h->page_base != tsr_align_up(pages_end, 64) || h->page_base > h->index_bytes) {
+    if (p->offset != sizeof *h || h->page_base != tsr_align_up(pages_end, 64) ||
+        h->page_base > h->index_bytes) {
         TSR_FAIL(err, TSR_E_FORMAT, "%s: page hashes are misplaced", ix->what);
     }
     ix->page_count = (h->index_bytes - h->page_base + TSR_PAGE_BYTES - 1) / TSR_PAGE_BYTES;
@@ -56,7 +62,8 @@ static tsr_status check_pages(tsr_index *ix, tsr_err *err)
                  (unsigned long long)(p->bytes / 8), (unsigned long long)ix->page_count);
     }
     if (tsr_hash64(ix->base + p->offset, p->bytes) != h->pages_hash) {
-        TSR_FAIL(err, TSR_E_FORMAT, "%s: page hashes are damaged (tessera index --rebuild makes it again)", ix->what);
+        TSR_FAIL(err, TSR_E_FORMAT, "%s: page hashes are damaged (tessera index --rebuild makes it again)",
+                 ix->what);
     }
     for (uint64_t i = pages_end; i < h->page_base; i++) {
         if (ix->base[i] != 0) {
@@ -70,8 +77,8 @@ static tsr_status check_pages(tsr_index *ix, tsr_err *err)
     return TSR_OK;
 }
 
-tsr_status tsr_index_open(tsr_index **out, const char *what, const uint8_t *base, uint64_t bytes, uint8_t *owned,
-                          tsr_err *err)
+tsr_status tsr_index_open(tsr_index **out, const char *what, const uint8_t *base, uint64_t bytes,
+                          uint8_t *owned, tsr_err *err)
 {
     *out = NULL;
     tsr_status st = TSR_OK;
@@ -85,7 +92,8 @@ tsr_status tsr_index_open(tsr_index **out, const char *what, const uint8_t *base
     ix->owned = owned;
     tsr_index_head *h = &ix->head;
     if (bytes < sizeof *h) {
-        st = TSR_ERR(err, TSR_E_FORMAT, "%s: %llu bytes are too short for an index", what, (unsigned long long)bytes);
+        st = TSR_ERR(err, TSR_E_FORMAT, "%s: %llu bytes are too short for an index", what,
+                     (unsigned long long)bytes);
         goto out;
     }
     memcpy(h, base, sizeof *h);
@@ -94,8 +102,8 @@ tsr_status tsr_index_open(tsr_index **out, const char *what, const uint8_t *base
     } else if (tsr_hash64(base, sizeof *h - 8) != h->head_hash) {
         st = TSR_ERR(err, TSR_E_FORMAT, "%s: head is damaged (tessera index --rebuild makes it again)", what);
     } else if (h->version != TSR_FORMAT_VERSION || (h->flags & ~1u) != 0) {
-        st = TSR_ERR(err, TSR_E_UNSUPPORTED, "%s: version %u with flags %#x (needs a newer tessera)", what, h->version,
-                     h->flags);
+        st = TSR_ERR(err, TSR_E_UNSUPPORTED, "%s: version %u with flags %#x (needs a newer tessera)", what,
+                     h->version, h->flags);
     } else if (h->index_bytes != bytes) {
         st = TSR_ERR(err, TSR_E_FORMAT, "%s: file has %llu bytes, its head promises %llu", what,
                      (unsigned long long)bytes, (unsigned long long)h->index_bytes);
@@ -137,12 +145,15 @@ tsr_status tsr_index_touch(const tsr_index *ix, uint64_t off, uint64_t n, tsr_er
             continue;
         }
         uint64_t from = base + p * TSR_PAGE_BYTES;
-        uint64_t len = ix->head.index_bytes - from < TSR_PAGE_BYTES ? ix->head.index_bytes - from : TSR_PAGE_BYTES;
+        uint64_t len = ix->head.index_bytes - from < TSR_PAGE_BYTES ? ix->head.index_bytes - from
+                                                                    : TSR_PAGE_BYTES;
         uint64_t want;
         memcpy(&want, ix->base + ix->head.sec[TSR_SEC_PAGES].offset + p * 8, 8);
         if (tsr_hash64(ix->base + from, len) != want) {
-            TSR_FAIL(err, TSR_E_FORMAT, "%s: page %llu (bytes %llu..%llu) is damaged (tessera index --rebuild makes it again)",
-                     ix->what, (unsigned long long)p, (unsigned long long)from, (unsigned long long)(from + len - 1));
+            TSR_FAIL(err, TSR_E_FORMAT,
+                     "%s: page %llu (bytes %llu..%llu) is damaged (tessera index --rebuild makes it again)",
+                     ix->what, (unsigned long long)p, (unsigned long long)from,
+                     (unsigned long long)(from + len - 1));
         }
         __atomic_store_n(&ix->seen[p], 1, __ATOMIC_RELAXED);
     }
@@ -150,7 +161,8 @@ tsr_status tsr_index_touch(const tsr_index *ix, uint64_t off, uint64_t n, tsr_er
 }
 
 /* Checks the pages of record i of a section and points at it. */
-static tsr_status record(const tsr_index *ix, int sec, uint64_t first, uint64_t count, const void **out, tsr_err *err)
+static tsr_status record(const tsr_index *ix, int sec, uint64_t first, uint64_t count, const void **out,
+                         tsr_err *err)
 {
     uint64_t have = ix->head.sec[sec].bytes / record_bytes[sec];
     if (count > have || first > have - count) {
@@ -178,7 +190,8 @@ static tsr_status text(const tsr_index *ix, uint32_t off, uint32_t bytes, const 
     return TSR_OK;
 }
 
-static tsr_status check_tensor(const tsr_index *ix, const tsr_tensor_rec *r, const tsr_tensor_info *t, tsr_err *err)
+static tsr_status check_tensor(const tsr_index *ix, const tsr_tensor_rec *r, const tsr_tensor_info *t,
+                               tsr_err *err)
 {
     static const uint8_t zeros[8];
     uint64_t bytes = 0, raw_bytes = 0;
@@ -220,11 +233,19 @@ tsr_status tsr_index_tensor(const tsr_index *ix, uint32_t id, tsr_tensor_info *o
     TSR_TRY(record(ix, TSR_SEC_TENSORS, id, 1, &p, err));
     tsr_tensor_rec r;
     memcpy(&r, p, sizeof r);
-    *out = (tsr_tensor_info){ .id = id, .dtype = (tsr_dtype)r.dtype, .src_dtype = (tsr_dtype)r.src_dtype,
-                              .rank = r.rank, .klass = (tsr_class)r.klass, .layer = r.layer,
-                              .expert_count = r.expert_count, .item_bytes = r.item_bytes, .chunks = r.chunks,
-                              .chunk_bytes = r.chunk_bytes, .block_bytes = r.block_bytes,
-                              .filtered = (r.flags & 1) != 0, .global_id = r.global_id,
+    *out = (tsr_tensor_info){ .id = id,
+                              .dtype = (tsr_dtype)r.dtype,
+                              .src_dtype = (tsr_dtype)r.src_dtype,
+                              .rank = r.rank,
+                              .klass = (tsr_class)r.klass,
+                              .layer = r.layer,
+                              .expert_count = r.expert_count,
+                              .item_bytes = r.item_bytes,
+                              .chunks = r.chunks,
+                              .chunk_bytes = r.chunk_bytes,
+                              .block_bytes = r.block_bytes,
+                              .filtered = (r.flags & 1) != 0,
+                              .global_id = r.global_id,
                               .partner = r.partner == TSR_NO_PARTNER ? -1 : (int64_t)r.partner };
     TSR_TRY(text(ix, r.name, r.name_bytes, &out->name, err));
     if (r.rank > TSR_RANK_MAX) {
@@ -239,14 +260,16 @@ tsr_status tsr_index_tensor(const tsr_index *ix, uint32_t id, tsr_tensor_info *o
     return TSR_OK;
 }
 
-tsr_status tsr_index_file(const tsr_index *ix, uint32_t id, tsr_file_rec *out, const char **name, tsr_err *err)
+tsr_status tsr_index_file(const tsr_index *ix, uint32_t id, tsr_file_rec *out, const char **name,
+                          tsr_err *err)
 {
     const void *p;
     TSR_TRY(record(ix, TSR_SEC_FILES, id, 1, &p, err));
     memcpy(out, p, sizeof *out);
     TSR_TRY(text(ix, out->name, out->name_bytes, name, err));
     bool table = (ix->head.flags & 1) != 0;
-    if (out->klass >= TSR_CLASS_COUNT || (!table && (strchr(*name, '/') != NULL || **name == '\0' || **name == '.'))) {
+    if (out->klass >= TSR_CLASS_COUNT ||
+        (!table && (strchr(*name, '/') != NULL || **name == '\0' || **name == '.'))) {
         TSR_FAIL(err, TSR_E_FORMAT, "%s: shard %u: class or name makes no sense", ix->what, id);
     }
     return TSR_OK;
@@ -264,13 +287,14 @@ tsr_status tsr_index_extent(const tsr_index *ix, uint64_t id, tsr_extent_rec *ou
     return TSR_OK;
 }
 
-tsr_status tsr_extent_check(const tsr_extent_rec *r, uint64_t payload, uint64_t chunk_bytes, uint64_t file_bytes,
-                            tsr_err *err)
+tsr_status tsr_extent_check(const tsr_extent_rec *r, uint64_t payload, uint64_t chunk_bytes,
+                            uint64_t file_bytes, tsr_err *err)
 {
     uint64_t end;
     if (r->offset < TSR_HEAD_BYTES || !tsr_add_u64(r->offset, r->stored_bytes, &end) || end > file_bytes) {
         TSR_FAIL(err, TSR_E_FORMAT, "offset %llu + %llu bytes lie outside the file's %llu",
-                 (unsigned long long)r->offset, (unsigned long long)r->stored_bytes, (unsigned long long)file_bytes);
+                 (unsigned long long)r->offset, (unsigned long long)r->stored_bytes,
+                 (unsigned long long)file_bytes);
     }
     if (r->raw_bytes != payload && r->raw_bytes != chunk_bytes) {
         TSR_FAIL(err, TSR_E_FORMAT, "extent decodes to %llu bytes, the chunk has %llu",
@@ -286,8 +310,8 @@ tsr_status tsr_extent_check(const tsr_extent_rec *r, uint64_t payload, uint64_t 
     return TSR_OK;
 }
 
-tsr_status tsr_index_lookup(const tsr_index *ix, const char *name, size_t name_bytes, bool family, uint32_t *id,
-                            tsr_err *err)
+tsr_status tsr_index_lookup(const tsr_index *ix, const char *name, size_t name_bytes, bool family,
+                            uint32_t *id, tsr_err *err)
 {
     *id = UINT32_MAX;
     uint64_t slots = ix->head.sec[TSR_SEC_NAMES].bytes / 4;
@@ -372,12 +396,13 @@ tsr_status tsr_shard_head_check(const uint8_t block[TSR_HEAD_BYTES], uint64_t fi
         }
     }
     if (out->version != TSR_FORMAT_VERSION || out->flags != 0) {
-        TSR_FAIL(err, TSR_E_UNSUPPORTED, "version %u with flags %#x (needs a newer tessera)", out->version, out->flags);
+        TSR_FAIL(err, TSR_E_UNSUPPORTED, "version %u with flags %#x (needs a newer tessera)", out->version,
+                 out->flags);
     }
     uint64_t end;
     if (out->file_bytes != file_bytes) {
-        TSR_FAIL(err, TSR_E_FORMAT, "file has %llu bytes, its head promises %llu", (unsigned long long)file_bytes,
-                 (unsigned long long)out->file_bytes);
+        TSR_FAIL(err, TSR_E_FORMAT, "file has %llu bytes, its head promises %llu",
+                 (unsigned long long)file_bytes, (unsigned long long)out->file_bytes);
     }
     if (out->table_offset < TSR_HEAD_BYTES || !tsr_add_u64(out->table_offset, out->table_bytes, &end) ||
         end > file_bytes) {

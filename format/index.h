@@ -24,25 +24,27 @@ typedef struct tsr_index {
 } tsr_index;
 
 /* From memory that outlives it (or, owned non-NULL, that it frees). what is copied. TSR_E_FORMAT names the field. */
-TSR_NODISCARD tsr_status tsr_index_open(tsr_index **out, const char *what, const uint8_t *base, uint64_t bytes,
-                                        uint8_t *owned, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_index_open(tsr_index **out, const char *what, const uint8_t *base,
+                                        uint64_t bytes, uint8_t *owned, tsr_err *err);
 void tsr_index_close(tsr_index **ix);
 /* Checks the pages of [off, off + n). */
 TSR_NODISCARD tsr_status tsr_index_touch(const tsr_index *ix, uint64_t off, uint64_t n, tsr_err *err);
 /* Checked records. The tensor info's pointers go into the mapping. */
 TSR_NODISCARD tsr_status tsr_index_tensor(const tsr_index *ix, uint32_t id, tsr_tensor_info *out,
                                           uint64_t *first_extent, tsr_err *err);
-TSR_NODISCARD tsr_status tsr_index_file(const tsr_index *ix, uint32_t id, tsr_file_rec *out, const char **name,
-                                        tsr_err *err);
-TSR_NODISCARD tsr_status tsr_index_extent(const tsr_index *ix, uint64_t id, tsr_extent_rec *out, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_index_file(const tsr_index *ix, uint32_t id, tsr_file_rec *out,
+                                        const char **name, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_index_extent(const tsr_index *ix, uint64_t id, tsr_extent_rec *out,
+                                          tsr_err *err);
 /* Checks rec against the tensor's chunk and the file it points into. */
 TSR_NODISCARD tsr_status tsr_extent_check(const tsr_extent_rec *rec, uint64_t payload, uint64_t chunk_bytes,
                                           uint64_t file_bytes, tsr_err *err);
 /* Id of the tensor whose name is exactly this (a family: its template), or UINT32_MAX. */
-TSR_NODISCARD tsr_status tsr_index_lookup(const tsr_index *ix, const char *name, size_t name_bytes, bool family,
-                                          uint32_t *id, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_index_lookup(const tsr_index *ix, const char *name, size_t name_bytes,
+                                          bool family, uint32_t *id, tsr_err *err);
 /* The shard's experts (shard tables only). */
-TSR_NODISCARD tsr_status tsr_index_experts(const tsr_index *ix, const uint32_t **ids, uint32_t *count, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_index_experts(const tsr_index *ix, const uint32_t **ids, uint32_t *count,
+                                           tsr_err *err);
 /* Items of tensor t in this index: 1, expert_count, or in a shard's table the experts it holds. */
 TSR_NODISCARD tsr_status tsr_index_items(const tsr_index *ix, const tsr_tensor_info *t, uint32_t *count,
                                          tsr_err *err);
@@ -75,7 +77,8 @@ typedef struct tsr_index_in {
 /* Size of what tsr_index_build makes: depends on counts and names only. 0: over a limit. */
 uint64_t tsr_index_size(const tsr_index_in *in);
 /* malloc'ed. TSR_E_LIMIT beyond the limits of layout.h. */
-TSR_NODISCARD tsr_status tsr_index_build(const tsr_index_in *in, uint8_t **out, uint64_t *bytes, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_index_build(const tsr_index_in *in, uint8_t **out, uint64_t *bytes,
+                                         tsr_err *err);
 
 /* ---- shard heads ------------------------------------------------------------------------------------ */
 

@@ -88,13 +88,22 @@ static void put_tensors(const tsr_index_in *in, const sizes *s, uint8_t *base, u
         tsr_chunking k;
         bool fits = tsr_chunking_make(&k, d->dtype, d->rank, d->shape, TSR_CHUNK_TARGET_BYTES);
         TSR_ASSERT(fits); /* the writer checked every declaration */
-        tsr_tensor_rec r = { .name_hash = tsr_hash64(d->name, n), .name_bytes = (uint32_t)n,
-                             .kind = d->expert_count > 0, .dtype = (uint8_t)d->dtype,
-                             .src_dtype = (uint8_t)d->src_dtype, .rank = (uint8_t)d->rank,
-                             .klass = (uint8_t)d->klass, .layer = d->layer, .expert_count = d->expert_count,
-                             .dims = (uint32_t)dims, .chunks = (uint32_t)k.chunks, .partner = in->tensors[i].partner,
-                             .first_extent = in->tensors[i].first_extent, .item_bytes = k.item_bytes,
-                             .chunk_bytes = k.chunk_bytes, .block_bytes = k.block_bytes,
+        tsr_tensor_rec r = { .name_hash = tsr_hash64(d->name, n),
+                             .name_bytes = (uint32_t)n,
+                             .kind = d->expert_count > 0,
+                             .dtype = (uint8_t)d->dtype,
+                             .src_dtype = (uint8_t)d->src_dtype,
+                             .rank = (uint8_t)d->rank,
+                             .klass = (uint8_t)d->klass,
+                             .layer = d->layer,
+                             .expert_count = d->expert_count,
+                             .dims = (uint32_t)dims,
+                             .chunks = (uint32_t)k.chunks,
+                             .partner = in->tensors[i].partner,
+                             .first_extent = in->tensors[i].first_extent,
+                             .item_bytes = k.item_bytes,
+                             .chunk_bytes = k.chunk_bytes,
+                             .block_bytes = k.block_bytes,
                              .flags = in->tensors[i].filtered ? 1 : 0,
                              .global_id = in->shard_table ? in->tensors[i].global_id : i };
         r.name = put_text(base, s, strings, d->name, n);
@@ -113,9 +122,13 @@ static void put_tensors(const tsr_index_in *in, const sizes *s, uint8_t *base, u
 
 static void put_head(const tsr_index_in *in, const sizes *s, uint8_t *base)
 {
-    tsr_index_head h = { .version = TSR_FORMAT_VERSION, .flags = in->shard_table ? 1 : 0, .index_bytes = s->total,
-                         .manifest_bytes = in->manifest_bytes, .file_count = in->file_count,
-                         .tensor_count = in->tensor_count, .extent_count = in->extent_count,
+    tsr_index_head h = { .version = TSR_FORMAT_VERSION,
+                         .flags = in->shard_table ? 1 : 0,
+                         .index_bytes = s->total,
+                         .manifest_bytes = in->manifest_bytes,
+                         .file_count = in->file_count,
+                         .tensor_count = in->tensor_count,
+                         .extent_count = in->extent_count,
                          .page_base = s->page_base };
     memcpy(h.magic, TSR_INDEX_MAGIC, 8);
     memcpy(h.uuid, in->uuid, 16);
@@ -144,7 +157,8 @@ tsr_status tsr_index_build(const tsr_index_in *in, uint8_t **out, uint64_t *byte
     *out = NULL;
     sizes s = { 0 };
     if (!measure(in, &s)) {
-        TSR_FAIL(err, TSR_E_LIMIT, "index: too many or too long names, tensors, files or extents for one checkpoint");
+        TSR_FAIL(err, TSR_E_LIMIT,
+                 "index: too many or too long names, tensors, files or extents for one checkpoint");
     }
     uint8_t *base = calloc(1, s.total);
     if (base == NULL) {

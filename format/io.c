@@ -20,8 +20,8 @@ tsr_status tsr_fs_error(tsr_err *err, int errnum, const char *path, const char *
 tsr_status tsr_io_pread(tsr_io *io, void *dst, size_t n, uint64_t off, tsr_err *err)
 {
     if (n > io->size || off > io->size - n) {
-        TSR_FAIL(err, TSR_E_FORMAT, "%s: ends at byte %llu, before %llu + %zu", io->name, (unsigned long long)io->size,
-                 (unsigned long long)off, n);
+        TSR_FAIL(err, TSR_E_FORMAT, "%s: ends at byte %llu, before %llu + %zu", io->name,
+                 (unsigned long long)io->size, (unsigned long long)off, n);
     }
     return n > 0 ? io->ops->pread(io, dst, n, off, err) : TSR_OK;
 }
@@ -98,7 +98,8 @@ static const uint8_t *file_map(tsr_io *io)
 static void file_drop(tsr_io *io, uint64_t off, uint64_t n)
 {
     file_io *f = (file_io *)(void *)io;
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), from = (off + page - 1) / page * page, to = (off + n) / page * page;
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), from = (off + page - 1) / page * page,
+             to = (off + n) / page * page;
     if (f->map != NULL && f->map != MAP_FAILED && from < to) { /* whole pages of ours only */
         (void)madvise((uint8_t *)f->map + from, to - from, MADV_DONTNEED);
     }
@@ -226,7 +227,8 @@ static void window_drop(tsr_io *io, uint64_t off, uint64_t n)
     tsr_io_drop(w->base, w->off + off, n);
 }
 
-tsr_status tsr_io_open_window(tsr_io **out, const char *name, tsr_io *base, uint64_t off, uint64_t n, tsr_err *err)
+tsr_status tsr_io_open_window(tsr_io **out, const char *name, tsr_io *base, uint64_t off, uint64_t n,
+                              tsr_err *err)
 {
     static const tsr_io_ops ops = { window_pread, window_map, window_drop, mem_close };
     *out = NULL;
@@ -382,12 +384,14 @@ static tsr_status list_one(const char *root, const char *rel, listing *l, tsr_er
     return st;
 }
 
-static tsr_status posix_each(tsr_dir *d, tsr_status (*fn)(void *payload, const char *name, uint64_t size, tsr_err *err),
+static tsr_status posix_each(tsr_dir *d,
+                             tsr_status (*fn)(void *payload, const char *name, uint64_t size, tsr_err *err),
                              void *payload, tsr_err *err)
 {
     listing l = { 0 };
     tsr_status st = list_one(d->path, "", &l, err);
-    for (size_t i = 0; st == TSR_OK && i < l.count; i++) { /* grows while it goes: breadth first, no recursion */
+    for (size_t i = 0; st == TSR_OK && i < l.count;
+         i++) { /* grows while it goes: breadth first, no recursion */
         size_t n = strlen(l.list[i].name);
         if (n > 0 && l.list[i].name[n - 1] == '/') {
             char *rel = strdup(l.list[i].name);
@@ -451,7 +455,8 @@ void tsr_dir_close(tsr_dir **d)
     }
 }
 
-tsr_status tsr_dir_read(tsr_dir *d, const char *name, size_t limit, char **out, size_t *bytes_out, tsr_err *err)
+tsr_status tsr_dir_read(tsr_dir *d, const char *name, size_t limit, char **out, size_t *bytes_out,
+                        tsr_err *err)
 {
     tsr_io *io;
     *out = NULL;
@@ -459,7 +464,8 @@ tsr_status tsr_dir_read(tsr_dir *d, const char *name, size_t limit, char **out, 
     tsr_status st = TSR_OK;
     char *text = NULL;
     if (io->size > limit) {
-        st = TSR_ERR(err, TSR_E_LIMIT, "%s: %llu bytes (limit %zu)", io->name, (unsigned long long)io->size, limit);
+        st = TSR_ERR(err, TSR_E_LIMIT, "%s: %llu bytes (limit %zu)", io->name, (unsigned long long)io->size,
+                     limit);
     } else if ((text = malloc(io->size + 1)) == NULL) {
         st = TSR_ERR(err, TSR_E_LIMIT, "%s: out of memory", io->name);
     } else {

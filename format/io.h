@@ -35,10 +35,11 @@ void tsr_io_close(tsr_io **io);
 /* A regular file. Symbolic links are followed; a dangling one is TSR_E_MISSING and says so. */
 TSR_NODISCARD tsr_status tsr_io_open_file(tsr_io **out, const char *path, tsr_err *err);
 /* n bytes of memory, borrowed until close. */
-TSR_NODISCARD tsr_status tsr_io_open_mem(tsr_io **out, const char *name, const void *p, size_t n, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_io_open_mem(tsr_io **out, const char *name, const void *p, size_t n,
+                                         tsr_err *err);
 /* Bytes [off, off + n) of base, which is borrowed and must outlive it. */
-TSR_NODISCARD tsr_status tsr_io_open_window(tsr_io **out, const char *name, tsr_io *base, uint64_t off, uint64_t n,
-                                            tsr_err *err);
+TSR_NODISCARD tsr_status tsr_io_open_window(tsr_io **out, const char *name, tsr_io *base, uint64_t off,
+                                            uint64_t n, tsr_err *err);
 
 /* ---- a flat set of named files (a folder, a tar's members, a table in memory) -------------------- */
 
@@ -50,7 +51,8 @@ typedef struct tsr_dir_ops {
     tsr_status (*size)(tsr_dir *d, const char *name, uint64_t *out, tsr_err *err);
     /* Calls fn for each regular file (recursively, names relative, '/'-separated, sorted by name). Stops at
      * fn's first failure and returns it. */
-    tsr_status (*each)(tsr_dir *d, tsr_status (*fn)(void *payload, const char *name, uint64_t size, tsr_err *err),
+    tsr_status (*each)(tsr_dir *d,
+                       tsr_status (*fn)(void *payload, const char *name, uint64_t size, tsr_err *err),
                        void *payload, tsr_err *err);
     void (*close)(tsr_dir *d);
 } tsr_dir_ops;
@@ -62,8 +64,8 @@ struct tsr_dir {
 TSR_NODISCARD tsr_status tsr_dir_open_posix(tsr_dir **out, const char *path, tsr_err *err);
 void tsr_dir_close(tsr_dir **d);
 /* Reads a whole member of at most limit bytes into malloc'ed memory with a NUL behind it; larger: TSR_E_LIMIT. */
-TSR_NODISCARD tsr_status tsr_dir_read(tsr_dir *d, const char *name, size_t limit, char **out, size_t *bytes_out,
-                                      tsr_err *err);
+TSR_NODISCARD tsr_status tsr_dir_read(tsr_dir *d, const char *name, size_t limit, char **out,
+                                      size_t *bytes_out, tsr_err *err);
 
 /* ---- writing: each call is one step that can fail, or be made to fail by a test ------------------- */
 
@@ -123,7 +125,8 @@ TSR_NODISCARD tsr_status tsr_fs_lock(const char *path, int *fd_out, tsr_err *err
 void tsr_fs_unlock(int *fd);
 /* Resolves where a new checkpoint goes: dst must not exist, or be (a link to) an empty folder. Returns the real
  * path and the temporary one beside it (both malloc'ed). */
-TSR_NODISCARD tsr_status tsr_fs_target(const char *dst, bool resumable, char **real, char **temp, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_fs_target(const char *dst, bool resumable, char **real, char **temp,
+                                       tsr_err *err);
 
 /* errno to class: ENOENT is TSR_E_MISSING, ENOSPC and the like TSR_E_IO; message "path: what: strerror". */
 tsr_status tsr_fs_error(tsr_err *err, int errnum, const char *path, const char *what);

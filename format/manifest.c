@@ -26,7 +26,8 @@ void uuid_text(const uint8_t uuid[16], char out[37])
 {
     size_t at = 0;
     for (int i = 0; i < 16; i++) {
-        at += (size_t)snprintf(out + at, 37 - at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
+        at += (size_t)snprintf(out + at, 37 - at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x",
+                               uuid[i]);
     }
 }
 
@@ -34,7 +35,8 @@ void uuid_text(const uint8_t uuid[16], char out[37])
 static tsr_status embed(json_t *root, const char *key, const char *text, tsr_err *err)
 {
     if (text == NULL) {
-        return json_object_set_new(root, key, json_null()) == 0 ? TSR_OK : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
+        return json_object_set_new(root, key, json_null()) == 0 ? TSR_OK
+                                                                : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
     }
     json_error_t e;
     json_t *v = json_loads(text, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &e);
@@ -50,8 +52,9 @@ static json_t *file_entry(const save_file *f, const tsr_file_rec *r)
     uuid_text(r->uuid, uuid);
     (void)snprintf(head, sizeof head, "%016llx", (unsigned long long)r->head_hash);
     json_t *o = json_pack("{s:s, s:s, s:I, s:s, s:s, s:i, s:i, s:i}", "name", f->name, "class",
-                          tsr_class_name((unsigned)f->klass), "bytes", (json_int_t)r->file_bytes, "uuid", uuid,
-                          "head_xxh3", head, "partition", (int)f->partition, "of", (int)f->of, "piece", (int)f->piece);
+                          tsr_class_name((unsigned)f->klass), "bytes", (json_int_t)r->file_bytes, "uuid",
+                          uuid, "head_xxh3", head, "partition", (int)f->partition, "of", (int)f->of, "piece",
+                          (int)f->piece);
     if (o != NULL && f->expert_count > 0) {
         tsr_ranges_text(f->experts, f->expert_count, experts, sizeof experts);
         if (json_object_set_new(o, "experts", json_string(experts)) != 0) {
@@ -118,9 +121,11 @@ static tsr_status fill_root(json_t *root, const manifest_in *in, tsr_err *err)
          json_object_set_new(root, "arch", json_string(o->arch != NULL ? o->arch : "raw")) == 0 &&
          json_object_set_new(root, "totals", totals_entry(in)) == 0 &&
          json_object_set_new(root, "partitions",
-                             json_pack("{s:i, s:i, s:i, s:i}", "dense", (int)parts[0], "experts", (int)parts[1],
-                                       "optim-dense", (int)parts[2], "optim-experts", (int)parts[3])) == 0 &&
-         json_object_set(root, "files", files) == 0 && json_object_set_new(root, "members", members_entry(in)) == 0;
+                             json_pack("{s:i, s:i, s:i, s:i}", "dense", (int)parts[0], "experts",
+                                       (int)parts[1], "optim-dense", (int)parts[2], "optim-experts",
+                                       (int)parts[3])) == 0 &&
+         json_object_set(root, "files", files) == 0 &&
+         json_object_set_new(root, "members", members_entry(in)) == 0;
     json_decref(files);
     if (!ok) {
         TSR_FAIL(err, TSR_E_LIMIT, "manifest: out of memory, or a name is not UTF-8");

@@ -49,7 +49,8 @@ static tsr_status put_header(packer *p, const char *name, uint64_t bytes, tsr_er
     archive_entry_set_mtime(e, 0, 0); /* equal checkpoints give equal tars */
     int rc = archive_write_header(p->a, e);
     size_t n = strlen(full);
-    p->at += 512 + (n > 99 ? 512 + tsr_align_up(n + 1, 512) : 0); /* GNU tar: a long name takes a member of its own */
+    p->at += 512 + (n > 99 ? 512 + tsr_align_up(n + 1, 512)
+                           : 0); /* GNU tar: a long name takes a member of its own */
     archive_entry_free(e);
     free(full);
     return rc == ARCHIVE_OK ? TSR_OK : archive_failure(p->a, p->out, err);
@@ -127,9 +128,11 @@ static tsr_status pack_into(packer *p, int fd, int zstd_level, tsr_err *err)
     char level[16];
     (void)snprintf(level, sizeof level, "%d", zstd_level);
     if (archive_write_set_format_gnutar(p->a) != ARCHIVE_OK ||
-        (zstd_level > 0 && (archive_write_add_filter_zstd(p->a) != ARCHIVE_OK ||
-                            archive_write_set_filter_option(p->a, "zstd", "compression-level", level) != ARCHIVE_OK)) ||
-        archive_write_set_bytes_in_last_block(p->a, 1) != ARCHIVE_OK || archive_write_open_fd(p->a, fd) != ARCHIVE_OK) {
+        (zstd_level > 0 &&
+         (archive_write_add_filter_zstd(p->a) != ARCHIVE_OK ||
+          archive_write_set_filter_option(p->a, "zstd", "compression-level", level) != ARCHIVE_OK)) ||
+        archive_write_set_bytes_in_last_block(p->a, 1) != ARCHIVE_OK ||
+        archive_write_open_fd(p->a, fd) != ARCHIVE_OK) {
         return archive_failure(p->a, p->out, err);
     }
     TSR_TRY(put_member(p, TSR_MANIFEST_NAME, err));
@@ -163,7 +166,8 @@ static tsr_status check_source(const char *path, tsr_err *err)
     return TSR_OK;
 }
 
-tsr_status tsr_pack(const char *ckpt_path, const char *out, int zstd_level, const tsr_progress *progress, tsr_err *err)
+tsr_status tsr_pack(const char *ckpt_path, const char *out, int zstd_level, const tsr_progress *progress,
+                    tsr_err *err)
 {
     bool to_stdout = strcmp(out, "-") == 0;
     char *root = NULL, *part = NULL;
@@ -182,7 +186,8 @@ tsr_status tsr_pack(const char *ckpt_path, const char *out, int zstd_level, cons
     p.root = root;
     p.buf = malloc(PIECE);
     p.a = archive_write_new();
-    if (root == NULL || p.buf == NULL || p.a == NULL || asprintf(&part, "%s.part-%ld", out, (long)getpid()) < 0) {
+    if (root == NULL || p.buf == NULL || p.a == NULL ||
+        asprintf(&part, "%s.part-%ld", out, (long)getpid()) < 0) {
         st = TSR_ERR(err, TSR_E_LIMIT, "out of memory");
         goto out;
     }
@@ -222,7 +227,7 @@ out:
 typedef struct unpacker {
     struct archive *a;
     const char *in, *temp;
-    size_t skip;      /* bytes of the leading folder; SIZE_MAX until the first member told it */
+    size_t skip; /* bytes of the leading folder; SIZE_MAX until the first member told it */
     char *root;
     uint64_t done;
     const tsr_progress *progress;
@@ -274,9 +279,11 @@ static tsr_status take_member(unpacker *u, struct archive_entry *e, tsr_err *err
         return TSR_OK;
     }
     if (name == NULL || !tsr_safe_name(name)) {
-        TSR_FAIL(err, TSR_E_FORMAT, "%s: member %.200s: its name leaves the folder", u->in, name != NULL ? name : "?");
+        TSR_FAIL(err, TSR_E_FORMAT, "%s: member %.200s: its name leaves the folder", u->in,
+                 name != NULL ? name : "?");
     }
-    if (archive_entry_filetype(e) != AE_IFREG || archive_entry_hardlink(e) != NULL || archive_entry_size(e) < 0) {
+    if (archive_entry_filetype(e) != AE_IFREG || archive_entry_hardlink(e) != NULL ||
+        archive_entry_size(e) < 0) {
         TSR_FAIL(err, TSR_E_FORMAT, "%s: member %.200s: is a link or a device", u->in, name);
     }
     if (u->skip == SIZE_MAX) {
@@ -318,13 +325,15 @@ static tsr_status take_member(unpacker *u, struct archive_entry *e, tsr_err *err
 static tsr_status unpack_all(unpacker *u, tsr_err *err)
 {
     bool from_stdin = strcmp(u->in, "-") == 0;
-    if (archive_read_support_format_tar(u->a) != ARCHIVE_OK || archive_read_support_filter_none(u->a) != ARCHIVE_OK ||
-        archive_read_support_filter_zstd(u->a) != ARCHIVE_OK || archive_read_support_filter_gzip(u->a) != ARCHIVE_OK ||
+    if (archive_read_support_format_tar(u->a) != ARCHIVE_OK ||
+        archive_read_support_filter_none(u->a) != ARCHIVE_OK ||
+        archive_read_support_filter_zstd(u->a) != ARCHIVE_OK ||
+        archive_read_support_filter_gzip(u->a) != ARCHIVE_OK ||
         (from_stdin ? archive_read_open_fd(u->a, STDIN_FILENO, PIECE)
                     : archive_read_open_filename(u->a, u->in, PIECE)) != ARCHIVE_OK) {
         const char *why = archive_error_string(u->a);
-        TSR_FAIL(err, archive_errno(u->a) == ENOENT ? TSR_E_MISSING : TSR_E_FORMAT, "%s: not a tar file (%s)", u->in,
-                 why != NULL ? why : "unknown");
+        TSR_FAIL(err, archive_errno(u->a) == ENOENT ? TSR_E_MISSING : TSR_E_FORMAT, "%s: not a tar file (%s)",
+                 u->in, why != NULL ? why : "unknown");
     }
     for (;;) {
         struct archive_entry *e;

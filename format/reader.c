@@ -33,7 +33,8 @@ static tsr_status open_index(tsr_ckpt *c, tsr_err *err)
     tsr_status st = c->dir->ops->open(c->dir, TSR_INDEX_NAME, &c->index_io, err);
     if (st != TSR_OK) {
         if (st == TSR_E_MISSING) {
-            TSR_FAIL(err, st, "%s: %s is missing (tessera index --rebuild makes it again)", c->dir->path, TSR_INDEX_NAME);
+            TSR_FAIL(err, st, "%s: %s is missing (tessera index --rebuild makes it again)", c->dir->path,
+                     TSR_INDEX_NAME);
         }
         return st;
     }
@@ -44,7 +45,8 @@ static tsr_status open_index(tsr_ckpt *c, tsr_err *err)
     uint64_t bytes = c->index_io->size;
     if (base == NULL || (uintptr_t)base % 8 != 0) {
         if (bytes > (uint64_t)1 << 36 || (owned = malloc(bytes + 1)) == NULL) {
-            TSR_FAIL(err, TSR_E_LIMIT, "%s: %llu bytes are too many to read", what, (unsigned long long)bytes);
+            TSR_FAIL(err, TSR_E_LIMIT, "%s: %llu bytes are too many to read", what,
+                     (unsigned long long)bytes);
         }
         st = tsr_io_pread(c->index_io, owned, bytes, 0, err);
         if (st != TSR_OK) {
@@ -59,8 +61,10 @@ static tsr_status open_index(tsr_ckpt *c, tsr_err *err)
     }
     tsr_hash128 h = tsr_hash_128(c->manifest, c->manifest_bytes);
     if (c->manifest_bytes != c->ix->head.manifest_bytes || memcmp(h.b, c->ix->head.manifest_hash, 16) != 0) {
-        TSR_FAIL(err, TSR_E_FORMAT, "%s/%s: is not the one that %s was made for: one of them is damaged or stale"
-                 " (tessera verify tells more)", c->dir->path, TSR_MANIFEST_NAME, TSR_INDEX_NAME);
+        TSR_FAIL(err, TSR_E_FORMAT,
+                 "%s/%s: is not the one that %s was made for: one of them is damaged or stale"
+                 " (tessera verify tells more)",
+                 c->dir->path, TSR_MANIFEST_NAME, TSR_INDEX_NAME);
     }
     return TSR_OK;
 }
@@ -81,18 +85,19 @@ static tsr_status check_sizes(tsr_ckpt *c, tsr_err *err)
         if (st == TSR_E_MISSING) {
             missing_count++;
             if (used < 400) {
-                used += (size_t)snprintf(missing + used, sizeof missing - used, "%s%.90s", used ? ", " : "", name);
+                used += (size_t)snprintf(missing + used, sizeof missing - used, "%s%.90s", used ? ", " : "",
+                                         name);
             }
         } else if (st != TSR_OK) {
             return st;
         } else if (size != rec.file_bytes) {
-            TSR_FAIL(err, TSR_E_FORMAT, "%s/%s: file has %llu bytes, the index promises %llu", c->dir->path, name,
-                     (unsigned long long)size, (unsigned long long)rec.file_bytes);
+            TSR_FAIL(err, TSR_E_FORMAT, "%s/%s: file has %llu bytes, the index promises %llu", c->dir->path,
+                     name, (unsigned long long)size, (unsigned long long)rec.file_bytes);
         }
     }
     if (missing_count > 0) {
-        TSR_FAIL(err, TSR_E_MISSING, "%s: %u of %u shards missing: %s%s", c->dir->path, missing_count, n, missing,
-                 used >= 400 ? ", ..." : "");
+        TSR_FAIL(err, TSR_E_MISSING, "%s: %u of %u shards missing: %s%s", c->dir->path, missing_count, n,
+                 missing, used >= 400 ? ", ..." : "");
     }
     return TSR_OK;
 }
@@ -234,8 +239,8 @@ size_t tsr_tensor_item_name(const tsr_tensor_info *t, uint32_t item, char *buf, 
 /* ---- look-up ------------------------------------------------------------------------------------------ */
 
 /* Tries the digit run [from, to) of name as the expert's number. */
-static tsr_status find_expert(const tsr_ckpt *c, const char *name, size_t n, size_t from, size_t to, uint32_t *id,
-                              uint32_t *item, tsr_err *err)
+static tsr_status find_expert(const tsr_ckpt *c, const char *name, size_t n, size_t from, size_t to,
+                              uint32_t *id, uint32_t *item, tsr_err *err)
 {
     *id = UINT32_MAX;
     if (to - from > 7 || (name[from] == '0' && to - from > 1)) {
@@ -254,7 +259,8 @@ static tsr_status find_expert(const tsr_ckpt *c, const char *name, size_t n, siz
     return TSR_OK;
 }
 
-tsr_status tsr_ckpt_find(const tsr_ckpt *c, const char *name, tsr_tensor_info *out, uint32_t *item, tsr_err *err)
+tsr_status tsr_ckpt_find(const tsr_ckpt *c, const char *name, tsr_tensor_info *out, uint32_t *item,
+                         tsr_err *err)
 {
     size_t n = strlen(name);
     uint32_t id = UINT32_MAX, which = 0;
@@ -280,7 +286,8 @@ tsr_status tsr_ckpt_find(const tsr_ckpt *c, const char *name, tsr_tensor_info *o
     }
     TSR_TRY(tsr_index_tensor(c->ix, id, out, NULL, err));
     if (out->expert_count > 0 && which != UINT32_MAX && which >= out->expert_count) {
-        TSR_FAIL(err, TSR_E_MISSING, "%s: %.200s: experts go from 0 to %u", c->dir->path, name, out->expert_count - 1);
+        TSR_FAIL(err, TSR_E_MISSING, "%s: %.200s: experts go from 0 to %u", c->dir->path, name,
+                 out->expert_count - 1);
     }
     *item = which;
     return TSR_OK;
@@ -349,7 +356,8 @@ tsr_status tsr_ckpt_file_experts(const tsr_ckpt *c, uint32_t file, uint32_t **id
     TSR_TRY(tsr_ckpt_file(c, file, &f, err));
     tsr_tensor_info best = { 0 }, t;
     uint64_t best_first = 0, first;
-    for (uint32_t i = 0; i < c->ix->head.tensor_count; i++) { /* the family with the most experts stands for all */
+    for (uint32_t i = 0; i < c->ix->head.tensor_count;
+         i++) { /* the family with the most experts stands for all */
         TSR_TRY(tsr_index_tensor(c->ix, i, &t, &first, err));
         if (t.klass == f.klass && t.chunks > 0 && t.expert_count > best.expert_count) {
             best = t;
@@ -402,12 +410,14 @@ static tsr_status foreign_shard(const tsr_ckpt *c, uint32_t file, const char *na
         free(gone);
         free(twice);
         if (gone_count > 0) {
-            TSR_FAIL(err, TSR_E_MISSING, "%s/%s: is a copy of %s: experts %s missing, %s twice", c->dir->path, name,
-                     other, a, b);
+            TSR_FAIL(err, TSR_E_MISSING, "%s/%s: is a copy of %s: experts %s missing, %s twice", c->dir->path,
+                     name, other, a, b);
         }
-        TSR_FAIL(err, TSR_E_MISSING, "%s/%s: is a copy of %s: its own tensors are missing", c->dir->path, name, other);
+        TSR_FAIL(err, TSR_E_MISSING, "%s/%s: is a copy of %s: its own tensors are missing", c->dir->path,
+                 name, other);
     }
-    TSR_FAIL(err, TSR_E_FORMAT, "%s/%s: is a foreign shard: the index was made for another one", c->dir->path, name);
+    TSR_FAIL(err, TSR_E_FORMAT, "%s/%s: is a foreign shard: the index was made for another one", c->dir->path,
+             name);
 }
 
 static tsr_status open_shard(const tsr_ckpt *c, uint32_t file, tsr_io **out, tsr_err *err)
@@ -441,7 +451,8 @@ tsr_status tsr_ckpt_file_io(const tsr_ckpt *c, uint32_t file, tsr_io **out, tsr_
     TSR_ASSERT(file < c->ix->head.file_count);
     tsr_io *io = __atomic_load_n(&c->files[file], __ATOMIC_ACQUIRE);
     if (io == NULL) {
-        pthread_mutex_t *lock = (pthread_mutex_t *)(uintptr_t)&c->lock; /* opening is invisible to the caller */
+        pthread_mutex_t *lock =
+            (pthread_mutex_t *)(uintptr_t)&c->lock; /* opening is invisible to the caller */
         (void)pthread_mutex_lock(lock);
         tsr_status st = TSR_OK;
         io = c->files[file];
@@ -477,7 +488,8 @@ static void free_coder(void *p)
 
 static void make_coder_key(void)
 {
-    (void)pthread_key_create(&coder_key, free_coder); /* on failure setspecific fails, and every decode reports it */
+    (void)pthread_key_create(&coder_key,
+                             free_coder); /* on failure setspecific fails, and every decode reports it */
 }
 
 /* One decoder a thread, freed with the thread. */
@@ -494,7 +506,8 @@ static tsr_coder *thread_coder(void)
     return c;
 }
 
-tsr_status tsr_extent_decode(const tsr_extent_info *x, tsr_dtype dtype, const void *stored, void *dst, tsr_err *err)
+tsr_status tsr_extent_decode(const tsr_extent_info *x, tsr_dtype dtype, const void *stored, void *dst,
+                             tsr_err *err)
 {
     if (x->codec == TSR_CODEC_RAW) {
         memcpy(dst, stored, x->raw_bytes);
@@ -504,8 +517,8 @@ tsr_status tsr_extent_decode(const tsr_extent_info *x, tsr_dtype dtype, const vo
     if (c == NULL) {
         TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
     }
-    return tsr_codec_decode(c, x->codec, tsr_dtype_info((unsigned)dtype)->bytes_per_unit, stored, x->stored_bytes, dst,
-                            x->raw_bytes, err);
+    return tsr_codec_decode(c, x->codec, tsr_dtype_info((unsigned)dtype)->bytes_per_unit, stored,
+                            x->stored_bytes, dst, x->raw_bytes, err);
 }
 
 tsr_status tsr_ckpt_read_stored(const tsr_ckpt *c, const tsr_extent_info *x, void *dst, tsr_err *err)
@@ -539,8 +552,9 @@ static tsr_status blame(const tsr_ckpt *c, const tsr_tensor_info *t, uint32_t it
 }
 
 /* Bytes [from, from + n) of one chunk's payload. */
-static tsr_status read_chunk(const tsr_ckpt *c, const tsr_tensor_info *t, uint32_t item, const tsr_extent_info *x,
-                             uint64_t from, uint8_t *dst, uint64_t n, unsigned flags, tsr_err *err)
+static tsr_status read_chunk(const tsr_ckpt *c, const tsr_tensor_info *t, uint32_t item,
+                             const tsr_extent_info *x, uint64_t from, uint8_t *dst, uint64_t n,
+                             unsigned flags, tsr_err *err)
 {
     tsr_io *io;
     TSR_TRY(tsr_ckpt_file_io(c, x->file, &io, err));
@@ -549,7 +563,8 @@ static tsr_status read_chunk(const tsr_ckpt *c, const tsr_tensor_info *t, uint32
     if (x->codec == TSR_CODEC_RAW && (whole || !check)) {
         TSR_TRY(tsr_io_pread(io, dst, n, x->offset + from, err));
         if (check && tsr_hash64(dst, n) != x->hash) {
-            return blame(c, t, item, x, TSR_ERR(err, TSR_E_FORMAT, "checksum differs: the data is damaged"), err);
+            return blame(c, t, item, x, TSR_ERR(err, TSR_E_FORMAT, "checksum differs: the data is damaged"),
+                         err);
         }
         return TSR_OK;
     }
@@ -559,9 +574,10 @@ static tsr_status read_chunk(const tsr_ckpt *c, const tsr_tensor_info *t, uint32
     }
     uint8_t *stored = malloc(total + 1), *raw = whole ? dst : stored + x->stored_bytes;
     if (stored == NULL) {
-        return blame(c, t, item, x,
-                     TSR_ERR(err, TSR_E_LIMIT, "out of memory: a chunk needs %llu bytes", (unsigned long long)total),
-                     err);
+        return blame(
+            c, t, item, x,
+            TSR_ERR(err, TSR_E_LIMIT, "out of memory: a chunk needs %llu bytes", (unsigned long long)total),
+            err);
     }
     tsr_status st = tsr_io_pread(io, stored, x->stored_bytes, x->offset, err);
     if (st == TSR_OK && tsr_hash64(stored, x->stored_bytes) != x->hash) {
@@ -578,8 +594,8 @@ static tsr_status read_chunk(const tsr_ckpt *c, const tsr_tensor_info *t, uint32
     return st;
 }
 
-tsr_status tsr_ckpt_read(const tsr_ckpt *c, const tsr_tensor_info *t, uint32_t item, uint64_t off, void *dst, size_t n,
-                         unsigned flags, tsr_err *err)
+tsr_status tsr_ckpt_read(const tsr_ckpt *c, const tsr_tensor_info *t, uint32_t item, uint64_t off, void *dst,
+                         size_t n, unsigned flags, tsr_err *err)
 {
     TSR_ASSERT(off <= t->item_bytes && n <= t->item_bytes - off);
     uint8_t *to = dst;
@@ -597,14 +613,15 @@ tsr_status tsr_ckpt_read(const tsr_ckpt *c, const tsr_tensor_info *t, uint32_t i
     return TSR_OK;
 }
 
-tsr_status tsr_ckpt_read_member(const tsr_ckpt *c, const char *name, size_t limit, char **out, size_t *bytes_out,
-                                tsr_err *err)
+tsr_status tsr_ckpt_read_member(const tsr_ckpt *c, const char *name, size_t limit, char **out,
+                                size_t *bytes_out, tsr_err *err)
 {
     return tsr_dir_read(c->dir, name, limit, out, bytes_out, err);
 }
 
 tsr_status tsr_ckpt_each_member(const tsr_ckpt *c,
-                                tsr_status (*fn)(void *payload, const char *name, uint64_t size, tsr_err *err),
+                                tsr_status (*fn)(void *payload, const char *name, uint64_t size,
+                                                 tsr_err *err),
                                 void *payload, tsr_err *err)
 {
     return c->dir->ops->each(c->dir, fn, payload, err);
@@ -693,8 +710,8 @@ static tsr_status layer_families(const tsr_ckpt *cc, int32_t layer, tsr_class kl
         TSR_FAIL(err, TSR_E_MISSING, "%s: layer %d has no experts", c->dir->path, layer);
     }
     if (*count > TSR_EXPERT_MATRIX_MAX) {
-        TSR_FAIL(err, TSR_E_LIMIT, "%s: layer %d: %u matrices an expert (limit %d)", c->dir->path, layer, *count,
-                 TSR_EXPERT_MATRIX_MAX);
+        TSR_FAIL(err, TSR_E_LIMIT, "%s: layer %d: %u matrices an expert (limit %d)", c->dir->path, layer,
+                 *count, TSR_EXPERT_MATRIX_MAX);
     }
     return TSR_OK;
 }
@@ -710,15 +727,15 @@ tsr_status tsr_ckpt_expert_span(const tsr_ckpt *c, int32_t layer, uint32_t exper
         tsr_tensor_info t;
         TSR_TRY(tsr_index_tensor(c->ix, ids[i], &t, NULL, err));
         if (expert >= t.expert_count) {
-            TSR_FAIL(err, TSR_E_MISSING, "%s: layer %d: expert %u: experts go from 0 to %u", c->dir->path, layer, expert,
-                     t.expert_count - 1);
+            TSR_FAIL(err, TSR_E_MISSING, "%s: layer %d: expert %u: experts go from 0 to %u", c->dir->path,
+                     layer, expert, t.expert_count - 1);
         }
         for (uint32_t k = 0; k < t.chunks; k++) {
             tsr_extent_info x;
             TSR_TRY(tsr_ckpt_extent(c, &t, expert, k, &x, err));
             if (file != UINT32_MAX && x.file != file) {
-                TSR_FAIL(err, TSR_E_UNSUPPORTED, "%s: layer %d: expert %u is spread over two files", c->dir->path, layer,
-                         expert);
+                TSR_FAIL(err, TSR_E_UNSUPPORTED, "%s: layer %d: expert %u is spread over two files",
+                         c->dir->path, layer, expert);
             }
             file = x.file;
             low = x.offset < low ? x.offset : low;
@@ -727,9 +744,10 @@ tsr_status tsr_ckpt_expert_span(const tsr_ckpt *c, int32_t layer, uint32_t exper
             pieces++;
         }
     }
-    if (pieces > 0 && high - low > sum + pieces * 8192) { /* alignment and a little HDF5 metadata may lie between */
-        TSR_FAIL(err, TSR_E_UNSUPPORTED, "%s: layer %d: matrices of expert %u do not lie side by side", c->dir->path,
-                 layer, expert);
+    if (pieces > 0 &&
+        high - low > sum + pieces * 8192) { /* alignment and a little HDF5 metadata may lie between */
+        TSR_FAIL(err, TSR_E_UNSUPPORTED, "%s: layer %d: matrices of expert %u do not lie side by side",
+                 c->dir->path, layer, expert);
     }
     out->file = file;
     out->offset = pieces > 0 ? low : 0;
@@ -762,9 +780,11 @@ tsr_status tsr_ckpt_read_expert(const tsr_ckpt *c, int32_t layer, uint32_t exper
             TSR_TRY(tsr_ckpt_extent(c, t, expert, k, &x, err));
             const uint8_t *at = (const uint8_t *)dst + (x.offset - span.offset);
             if ((flags & TSR_READ_CHECK) != 0 && tsr_hash64(at, x.stored_bytes) != x.hash) {
-                return blame(c, t, expert, &x, TSR_ERR(err, TSR_E_FORMAT, "checksum differs: the data is damaged"), err);
+                return blame(c, t, expert, &x,
+                             TSR_ERR(err, TSR_E_FORMAT, "checksum differs: the data is damaged"), err);
             }
-            joined = joined && x.codec == TSR_CODEC_RAW && x.raw_bytes == x.payload_bytes && (k == 0 || at == next);
+            joined = joined && x.codec == TSR_CODEC_RAW && x.raw_bytes == x.payload_bytes &&
+                     (k == 0 || at == next);
             next = at + x.stored_bytes;
             if (k == 0) {
                 m[i].data = at;

@@ -32,10 +32,11 @@ typedef struct rebuild {
 
 static tsr_status read_manifest(rebuild *r, tsr_err *err)
 {
-    TSR_TRY(tsr_dir_read(r->dir, TSR_MANIFEST_NAME, TSR_MANIFEST_BYTES_MAX, &r->manifest, &r->manifest_bytes, err));
+    TSR_TRY(tsr_dir_read(r->dir, TSR_MANIFEST_NAME, TSR_MANIFEST_BYTES_MAX, &r->manifest, &r->manifest_bytes,
+                         err));
     if (!manifest_intact(r->manifest, r->manifest_bytes)) {
-        TSR_FAIL(err, TSR_E_FORMAT, "%s/%s: is damaged: its check value differs (restore it from a copy)", r->dir->path,
-                 TSR_MANIFEST_NAME);
+        TSR_FAIL(err, TSR_E_FORMAT, "%s/%s: is damaged: its check value differs (restore it from a copy)",
+                 r->dir->path, TSR_MANIFEST_NAME);
     }
     json_error_t e;
     r->root = json_loadb(r->manifest, r->manifest_bytes, JSON_REJECT_DUPLICATES, &e);
@@ -54,7 +55,8 @@ static tsr_status read_shard(rebuild *r, json_t *entry, shard_table *s, tsr_err 
     const char *klass = json_string_value(json_object_get(entry, "class"));
     s->name = json_string_value(json_object_get(entry, "name"));
     if (s->name == NULL || want == NULL || klass == NULL) {
-        TSR_FAIL(err, TSR_E_FORMAT, "%s/%s: an entry of files makes no sense", r->dir->path, TSR_MANIFEST_NAME);
+        TSR_FAIL(err, TSR_E_FORMAT, "%s/%s: an entry of files makes no sense", r->dir->path,
+                 TSR_MANIFEST_NAME);
     }
     TSR_TRY(r->dir->ops->open(r->dir, s->name, &io, err));
     tsr_status st = tsr_io_pread(io, block, sizeof block, 0, err);
@@ -77,7 +79,8 @@ static tsr_status read_shard(rebuild *r, json_t *entry, shard_table *s, tsr_err 
         if (memcmp(h.b, s->head.uuid, 16) != 0) {
             st = TSR_ERR(err, TSR_E_FORMAT, "%s/%s: its table is damaged", r->dir->path, s->name);
         } else if (strcmp(uuid, want) != 0) {
-            st = TSR_ERR(err, TSR_E_CONFLICT, "%s/%s: is not the shard the manifest names", r->dir->path, s->name);
+            st = TSR_ERR(err, TSR_E_CONFLICT, "%s/%s: is not the shard the manifest names", r->dir->path,
+                         s->name);
         }
     }
     if (st == TSR_OK) {
@@ -85,7 +88,8 @@ static tsr_status read_shard(rebuild *r, json_t *entry, shard_table *s, tsr_err 
         table = NULL;
     }
     free(table);
-    s->rec = (tsr_file_rec){ .file_bytes = io->size, .head_hash = s->head.head_hash,
+    s->rec = (tsr_file_rec){ .file_bytes = io->size,
+                             .head_hash = s->head.head_hash,
                              .partition = (uint32_t)json_integer_value(json_object_get(entry, "partition")),
                              .of = (uint32_t)json_integer_value(json_object_get(entry, "of")),
                              .piece = (uint32_t)json_integer_value(json_object_get(entry, "piece")) };
@@ -104,19 +108,25 @@ static tsr_status take_decls(rebuild *r, const shard_table *s, tsr_err *err)
         tsr_tensor_info t;
         TSR_TRY(tsr_index_tensor(s->ix, i, &t, NULL, err));
         if (t.global_id >= r->tensor_count) {
-            TSR_FAIL(err, TSR_E_FORMAT, "%s/%s: %s: number %u of %u", r->dir->path, s->name, t.name, t.global_id,
-                     r->tensor_count);
+            TSR_FAIL(err, TSR_E_FORMAT, "%s/%s: %s: number %u of %u", r->dir->path, s->name, t.name,
+                     t.global_id, r->tensor_count);
         }
         tsr_tensor_decl *d = &r->decls[t.global_id];
         if (d->name != NULL) {
             if (strcmp(d->name, t.name) != 0) {
-                TSR_FAIL(err, TSR_E_CONFLICT, "%s/%s: %s: another shard has %s under its number", r->dir->path, s->name,
-                         t.name, d->name);
+                TSR_FAIL(err, TSR_E_CONFLICT, "%s/%s: %s: another shard has %s under its number",
+                         r->dir->path, s->name, t.name, d->name);
             }
             continue;
         }
-        *d = (tsr_tensor_decl){ .name = t.name, .dtype = t.dtype, .src_dtype = t.src_dtype, .rank = t.rank,
-                                .shape = t.shape, .klass = t.klass, .layer = t.layer, .expert_count = t.expert_count };
+        *d = (tsr_tensor_decl){ .name = t.name,
+                                .dtype = t.dtype,
+                                .src_dtype = t.src_dtype,
+                                .rank = t.rank,
+                                .shape = t.shape,
+                                .klass = t.klass,
+                                .layer = t.layer,
+                                .expert_count = t.expert_count };
         tsr_index_tensor_in *in = &r->tensors[t.global_id];
         in->decl = d;
         in->filtered = t.filtered;
@@ -145,8 +155,8 @@ static tsr_status take_extents(rebuild *r, uint32_t file, tsr_err *err)
             uint64_t item = t.expert_count > 0 ? experts[k / t.chunks] : 0;
             uint64_t to = r->tensors[t.global_id].first_extent + item * t.chunks + k % t.chunks;
             if (to >= r->extent_count || r->filled[to]) {
-                TSR_FAIL(err, TSR_E_CONFLICT, "%s/%s: %s: expert %llu is in two shards", r->dir->path, s->name, t.name,
-                         (unsigned long long)item);
+                TSR_FAIL(err, TSR_E_CONFLICT, "%s/%s: %s: expert %llu is in two shards", r->dir->path,
+                         s->name, t.name, (unsigned long long)item);
             }
             TSR_TRY(tsr_index_extent(s->ix, first + k, &r->extents[to], err));
             r->extents[to].file = file;
@@ -163,7 +173,8 @@ static tsr_status allocate(rebuild *r, tsr_err *err)
             tsr_tensor_info t;
             TSR_TRY(tsr_index_tensor(r->shards[f].ix, i, &t, NULL, err));
             if (t.global_id >= TSR_TENSOR_COUNT_MAX) {
-                TSR_FAIL(err, TSR_E_FORMAT, "%s/%s: %s: its number makes no sense", r->dir->path, r->shards[f].name, t.name);
+                TSR_FAIL(err, TSR_E_FORMAT, "%s/%s: %s: its number makes no sense", r->dir->path,
+                         r->shards[f].name, t.name);
             }
             r->tensor_count = t.global_id + 1 > r->tensor_count ? t.global_id + 1 : r->tensor_count;
         }
@@ -204,7 +215,8 @@ static tsr_status merge(rebuild *r, tsr_err *err)
     }
     for (uint64_t i = 0; i < r->extent_count; i++) {
         if (!r->filled[i]) {
-            TSR_FAIL(err, TSR_E_MISSING, "%s: extent %llu is in no shard", r->dir->path, (unsigned long long)i);
+            TSR_FAIL(err, TSR_E_MISSING, "%s: extent %llu is in no shard", r->dir->path,
+                     (unsigned long long)i);
         }
     }
     return TSR_OK;
@@ -219,15 +231,20 @@ static tsr_status write_out(rebuild *r, bool *changed, tsr_err *err)
     uint64_t bytes = 0;
     size_t had_bytes = 0;
     unsigned u[16];
-    tsr_index_in in = { .files = recs, .file_names = names, .file_count = r->shard_count, .tensors = r->tensors,
-                        .tensor_count = r->tensor_count, .extents = r->extents, .extent_count = r->extent_count,
+    tsr_index_in in = { .files = recs,
+                        .file_names = names,
+                        .file_count = r->shard_count,
+                        .tensors = r->tensors,
+                        .tensor_count = r->tensor_count,
+                        .extents = r->extents,
+                        .extent_count = r->extent_count,
                         .manifest_bytes = r->manifest_bytes };
     const char *uuid = json_string_value(json_object_get(r->root, "uuid"));
     tsr_status st = recs != NULL && names != NULL ? TSR_OK : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
     if (st == TSR_OK &&
-        (uuid == NULL || sscanf(uuid, "%2x%2x%2x%2x-%2x%2x-%2x%2x-%2x%2x-%2x%2x%2x%2x%2x%2x", &u[0], &u[1], &u[2], &u[3],
-                                &u[4], &u[5], &u[6], &u[7], &u[8], &u[9], &u[10], &u[11], &u[12], &u[13], &u[14],
-                                &u[15]) != 16)) {
+        (uuid == NULL || sscanf(uuid, "%2x%2x%2x%2x-%2x%2x-%2x%2x-%2x%2x-%2x%2x%2x%2x%2x%2x", &u[0], &u[1],
+                                &u[2], &u[3], &u[4], &u[5], &u[6], &u[7], &u[8], &u[9], &u[10], &u[11],
+                                &u[12], &u[13], &u[14], &u[15]) != 16)) {
         st = TSR_ERR(err, TSR_E_FORMAT, "%s/%s: uuid makes no sense", r->dir->path, TSR_MANIFEST_NAME);
     }
     for (uint32_t i = 0; st == TSR_OK && i < r->shard_count; i++) {
@@ -280,7 +297,8 @@ tsr_status tsr_index_rebuild(const char *path, bool *changed_out, tsr_err *err)
         st = TSR_ERR(err, TSR_E_LIMIT, "out of memory");
         goto out;
     }
-    json_array_foreach(files, i, entry) {
+    json_array_foreach(files, i, entry)
+    {
         r.shard_count++;
         TSR_GO(read_shard(&r, entry, &r.shards[i], err));
     }

@@ -15,15 +15,15 @@ typedef struct reshard {
     tsr_tensor_decl *decls;
     bool *filtered;
     uint32_t count;
-    uint32_t *file_of;   /* plain tensors: the source file */
-    uint32_t **experts;  /* per source file */
+    uint32_t *file_of;  /* plain tensors: the source file */
+    uint32_t **experts; /* per source file */
     uint32_t *expert_counts;
-    json_t *root;        /* manifest */
+    json_t *root; /* manifest */
     char *lineage, *config;
     tsr_asset *assets;
     uint32_t asset_count;
     char *train;
-    bool links;          /* the source is a folder: its files can be linked */
+    bool links; /* the source is a folder: its files can be linked */
 } reshard;
 
 /* ---- what the source holds ----------------------------------------------------------------------------------- */
@@ -37,15 +37,22 @@ static tsr_status read_decls(reshard *r, tsr_err *err)
     r->file_of = malloc(((size_t)r->count + 1) * sizeof *r->file_of);
     r->experts = calloc((size_t)files + 1, sizeof *r->experts);
     r->expert_counts = calloc((size_t)files + 1, sizeof *r->expert_counts);
-    if (r->decls == NULL || r->filtered == NULL || r->file_of == NULL || r->experts == NULL || r->expert_counts == NULL) {
+    if (r->decls == NULL || r->filtered == NULL || r->file_of == NULL || r->experts == NULL ||
+        r->expert_counts == NULL) {
         TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
     }
     for (uint32_t i = 0; i < r->count; i++) {
         tsr_tensor_info t;
         TSR_TRY(tsr_ckpt_tensor(r->src, i, &t, err));
-        r->decls[i] = (tsr_tensor_decl){ .name = t.name, .dtype = t.dtype, .src_dtype = t.src_dtype, .rank = t.rank,
-                                         .shape = t.shape, .klass = t.klass, .layer = t.layer,
-                                         .expert_count = t.expert_count, .partner = t.partner };
+        r->decls[i] = (tsr_tensor_decl){ .name = t.name,
+                                         .dtype = t.dtype,
+                                         .src_dtype = t.src_dtype,
+                                         .rank = t.rank,
+                                         .shape = t.shape,
+                                         .klass = t.klass,
+                                         .layer = t.layer,
+                                         .expert_count = t.expert_count,
+                                         .partner = t.partner };
         r->filtered[i] = t.filtered;
         r->file_of[i] = UINT32_MAX;
         if (t.expert_count == 0 && t.chunks > 0) {
@@ -62,8 +69,8 @@ static tsr_status read_decls(reshard *r, tsr_err *err)
 
 /* ---- which files the result has -------------------------------------------------------------------------------- */
 
-static tsr_status link_piece(reshard *r, save_plan *p, tsr_class k, uint32_t part, uint32_t of, uint32_t piece,
-                             uint32_t pieces, uint32_t from, tsr_err *err)
+static tsr_status link_piece(reshard *r, save_plan *p, tsr_class k, uint32_t part, uint32_t of,
+                             uint32_t piece, uint32_t pieces, uint32_t from, tsr_err *err)
 {
     TSR_TRY(save_plan_add_file(p, k, part, of, piece, pieces, r->experts[from], r->expert_counts[from], err));
     p->files[p->file_count - 1].link_from = from;
@@ -105,8 +112,8 @@ static tsr_status plan_dense(reshard *r, save_plan *p, tsr_class k, tsr_err *err
 }
 
 /* One new partition: linked when it is a union of whole old files, else one file to be written. */
-static tsr_status plan_partition(reshard *r, save_plan *p, tsr_class k, const uint32_t *part, uint32_t experts,
-                                 uint32_t which, uint32_t of, tsr_err *err)
+static tsr_status plan_partition(reshard *r, save_plan *p, tsr_class k, const uint32_t *part,
+                                 uint32_t experts, uint32_t which, uint32_t of, tsr_err *err)
 {
     uint32_t files = tsr_ckpt_file_count(r->src), pieces = 0, inside = 0, count = 0;
     tsr_file_info f;
@@ -194,10 +201,15 @@ static tsr_status plan_experts(reshard *r, save_plan *p, tsr_class k, tsr_err *e
 static tsr_status make_plan(reshard *r, save_plan *p, tsr_err *err)
 {
     r->links = tsr_fs_is_dir(tsr_ckpt_path(r->src));
-    r->save = (tsr_save_opts){ .expert_partitions = r->o->expert_partitions, .dense_files = r->o->dense_files,
-                               .partitions = r->o->partitions, .allow_uneven = r->o->allow_uneven,
-                               .threads = r->o->threads, .mem_limit = r->o->mem_limit, .resumable = r->o->resumable,
-                               .restart = r->o->restart, .progress = r->o->progress };
+    r->save = (tsr_save_opts){ .expert_partitions = r->o->expert_partitions,
+                               .dense_files = r->o->dense_files,
+                               .partitions = r->o->partitions,
+                               .allow_uneven = r->o->allow_uneven,
+                               .threads = r->o->threads,
+                               .mem_limit = r->o->mem_limit,
+                               .resumable = r->o->resumable,
+                               .restart = r->o->restart,
+                               .progress = r->o->progress };
     TSR_TRY(read_decls(r, err));
     TSR_TRY(save_plan_begin(p, r->decls, r->count, r->filtered, &r->save, err));
     tsr_status st = TSR_OK;
@@ -225,7 +237,8 @@ static tsr_status take_member(reshard *r, const char *name, tsr_err *err)
         return tsr_ckpt_read_member(r->src, name, TSR_MANIFEST_BYTES_MAX, &r->train, &bytes, err);
     }
     if (strncmp(name, "assets/", 7) != 0) {
-        TSR_FAIL(err, TSR_E_UNSUPPORTED, "%s: %s: a member this version does not know", tsr_ckpt_path(r->src), name);
+        TSR_FAIL(err, TSR_E_UNSUPPORTED, "%s: %s: a member this version does not know", tsr_ckpt_path(r->src),
+                 name);
     }
     tsr_asset *a = &r->assets[r->asset_count];
     a->name = name + 7;
@@ -259,7 +272,8 @@ static tsr_status read_extras(reshard *r, tsr_err *err)
     if (r->assets == NULL) {
         TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
     }
-    json_array_foreach(members, i, m) {
+    json_array_foreach(members, i, m)
+    {
         const char *name = json_string_value(json_object_get(m, "name"));
         if (name != NULL) {
             TSR_TRY(take_member(r, name, err));
@@ -268,7 +282,8 @@ static tsr_status read_extras(reshard *r, tsr_err *err)
     json_t *lineage = json_object_get(r->root, "lineage");
     lineage = json_is_array(lineage) ? json_deep_copy(lineage) : json_array();
     if (r->o->lineage_step_json != NULL) {
-        (void)json_array_append_new(lineage, json_loads(r->o->lineage_step_json, 0, NULL)); /* NULL: nothing to add */
+        (void)json_array_append_new(lineage,
+                                    json_loads(r->o->lineage_step_json, 0, NULL)); /* NULL: nothing to add */
     }
     r->lineage = json_dumps(lineage, 0);
     json_decref(lineage);
@@ -314,7 +329,8 @@ static tsr_status describe(void *payload, const save_slot *slot, tsr_extent_info
     return tsr_ckpt_extent(r->src, &t, slot->item, slot->chunk, x, err);
 }
 
-static tsr_status stored(void *payload, const save_slot *slot, const tsr_extent_info *x, void *dst, tsr_err *err)
+static tsr_status stored(void *payload, const save_slot *slot, const tsr_extent_info *x, void *dst,
+                         tsr_err *err)
 {
     const reshard *r = payload;
     (void)slot;
@@ -337,7 +353,8 @@ static void fill_plan(tsr_reshard_plan *out, const save_plan *p, const tsr_save_
     out->disk_bytes -= linked < out->disk_bytes ? linked : out->disk_bytes;
 }
 
-tsr_status tsr_reshard_plan_make(tsr_reshard_plan *out, const tsr_ckpt *src, const tsr_reshard_opts *o, tsr_err *err)
+tsr_status tsr_reshard_plan_make(tsr_reshard_plan *out, const tsr_ckpt *src, const tsr_reshard_opts *o,
+                                 tsr_err *err)
 {
     reshard r = { .src = src, .o = o };
     save_plan p;

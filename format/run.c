@@ -110,7 +110,8 @@ bool tsr_run_probe(const char *path)
     return yes;
 }
 
-tsr_status tsr_run_latest(const char *run, tsr_verify_level level, char **path_out, char **note_out, tsr_err *err)
+tsr_status tsr_run_latest(const char *run, tsr_verify_level level, char **path_out, char **note_out,
+                          tsr_err *err)
 {
     *path_out = NULL;
     if (note_out != NULL) {
@@ -139,11 +140,12 @@ tsr_status tsr_run_latest(const char *run, tsr_verify_level level, char **path_o
     free_steps(steps, count);
     TSR_TRY(st);
     if (*path_out == NULL) {
-        TSR_FAIL(err, TSR_E_MISSING, "%s: no checkpoint here can be used%s%s", run, skipped > 0 ? "; " : "", note);
+        TSR_FAIL(err, TSR_E_MISSING, "%s: no checkpoint here can be used%s%s", run, skipped > 0 ? "; " : "",
+                 note);
     }
     if (note_out != NULL && skipped > 0) {
-        (void)snprintf(note + used, sizeof note - used, "%s; using %s", skipped > 1 ? " (and older ones)" : "",
-                       strrchr(*path_out, '/') + 1);
+        (void)snprintf(note + used, sizeof note - used, "%s; using %s",
+                       skipped > 1 ? " (and older ones)" : "", strrchr(*path_out, '/') + 1);
         *note_out = strdup(note);
     }
     return TSR_OK;
@@ -156,7 +158,8 @@ tsr_status tsr_run_set_latest(const char *run, const char *name, tsr_err *err)
         TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
     }
     int n = asprintf(&text, "%s\n", name);
-    tsr_status st = n >= 0 ? tsr_fs_replace_file(path, text, (size_t)n, err) : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
+    tsr_status st = n >= 0 ? tsr_fs_replace_file(path, text, (size_t)n, err)
+                           : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
     if (n >= 0) {
         free(text);
     }

@@ -46,14 +46,17 @@ static int thread_count(const tsr_save_opts *o)
     return n < 1 ? 1 : n > SAVE_THREADS_MAX ? SAVE_THREADS_MAX : (int)n;
 }
 
-tsr_status save_buffer_budget(const save_plan *p, const tsr_save_opts *o, bool snapshot, uint64_t *out, uint64_t *total,
-                              tsr_err *err)
+tsr_status save_buffer_budget(const save_plan *p, const tsr_save_opts *o, bool snapshot, uint64_t *out,
+                              uint64_t *total, tsr_err *err)
 {
     uint64_t limit = o->mem_limit > 0 ? o->mem_limit : DEFAULT_MEM_LIMIT;
     uint64_t threads = (uint64_t)thread_count(o), chunk = p->largest_chunk + sizeof(save_buffer);
-    uint64_t coders = p->any_filtered ? threads * (tsr_codec_bound(p->largest_chunk) + p->largest_chunk + (8u << 20)) : 0;
+    uint64_t coders = p->any_filtered
+                          ? threads * (tsr_codec_bound(p->largest_chunk) + p->largest_chunk + (8u << 20))
+                          : 0;
     if (limit < coders + chunk) {
-        TSR_FAIL(err, TSR_E_LIMIT, "needs %llu bytes of memory for one chunk and %d threads, the limit is %llu (--mem-limit)",
+        TSR_FAIL(err, TSR_E_LIMIT,
+                 "needs %llu bytes of memory for one chunk and %d threads, the limit is %llu (--mem-limit)",
                  (unsigned long long)(coders + chunk), thread_count(o), (unsigned long long)limit);
     }
     uint64_t useful = snapshot ? limit - coders : (2 * threads + 2) * chunk;
@@ -62,8 +65,8 @@ tsr_status save_buffer_budget(const save_plan *p, const tsr_save_opts *o, bool s
     return TSR_OK;
 }
 
-tsr_status tsr_save_plan_make(tsr_save_plan *out, const tsr_tensor_decl *decls, uint32_t count, const tsr_save_opts *o,
-                              tsr_err *err)
+tsr_status tsr_save_plan_make(tsr_save_plan *out, const tsr_tensor_decl *decls, uint32_t count,
+                              const tsr_save_opts *o, tsr_err *err)
 {
     save_plan p;
     uint64_t buffers;
@@ -94,8 +97,8 @@ static tsr_status copy_opts(tsr_save_job *j, const tsr_save_opts *o, bool snapsh
     tsr_arena *a = j->plan.arena;
     j->o = *o;
     j->o.partitions = NULL; /* used up by the plan */
-    const char **texts[] = { &j->o.parent, &j->o.resume_key, &j->o.arch, &j->o.config_json, &j->o.train_json,
-                             &j->o.lineage_json };
+    const char **texts[] = { &j->o.parent,      &j->o.resume_key, &j->o.arch,
+                             &j->o.config_json, &j->o.train_json, &j->o.lineage_json };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         TSR_TRY(copy_text(a, texts[i], err));
     }
@@ -139,8 +142,10 @@ static tsr_status check_space(tsr_save_job *j, uint64_t already, tsr_err *err)
     }
     TSR_TRY(tsr_fs_free_bytes(j->temp, &have, err));
     if (have < need) {
-        TSR_FAIL(err, TSR_E_IO, "%s: No space left on device: need %llu bytes, %llu free (free some space and run the"
-                 " same command again)", j->real, (unsigned long long)need, (unsigned long long)have);
+        TSR_FAIL(err, TSR_E_IO,
+                 "%s: No space left on device: need %llu bytes, %llu free (free some space and run the"
+                 " same command again)",
+                 j->real, (unsigned long long)need, (unsigned long long)have);
     }
     return TSR_OK;
 }
@@ -199,8 +204,10 @@ static tsr_status enter_partial(tsr_save_job *j, tsr_err *err)
         }
         st = tsr_io_pread(io, had, io->size, 0, err);
         if (st == TSR_OK && (io->size != strlen(key) || memcmp(had, key, io->size) != 0)) {
-            st = TSR_ERR(err, TSR_E_CONFLICT, "%s: an unfinished run with other options or another source left %s"
-                         " (give the same options to continue it, or --restart to throw it away)", j->real, j->temp);
+            st = TSR_ERR(err, TSR_E_CONFLICT,
+                         "%s: an unfinished run with other options or another source left %s"
+                         " (give the same options to continue it, or --restart to throw it away)",
+                         j->real, j->temp);
         }
         free(had);
         goto out;
@@ -226,7 +233,8 @@ static tsr_status prepare(tsr_save_job *j, const char *path, tsr_err *err)
     j->finished = calloc((size_t)p->file_count + 1, sizeof *j->finished);
     j->shards = calloc((size_t)p->file_count + 1, sizeof *j->shards);
     j->remaining = calloc((size_t)p->file_count + 1, sizeof *j->remaining);
-    if (j->extents == NULL || j->recs == NULL || j->finished == NULL || j->shards == NULL || j->remaining == NULL) {
+    if (j->extents == NULL || j->recs == NULL || j->finished == NULL || j->shards == NULL ||
+        j->remaining == NULL) {
         TSR_FAIL(err, TSR_E_LIMIT, "out of memory for %llu extents", (unsigned long long)p->extent_count);
     }
     uint64_t already = 0;
@@ -340,7 +348,9 @@ static tsr_status feed_slot(tsr_save_job *j, const save_slot *s, tsr_err *err)
     if (j->source.describe != NULL) {
         st = j->source.stored(j->source.payload, s, &x, it->buf->data, err);
     } else {
-        tsr_slot slot = { .tensor = s->tensor, .item = s->item, .off = s->item_offset, .bytes = s->payload_bytes };
+        tsr_slot slot = {
+            .tensor = s->tensor, .item = s->item, .off = s->item_offset, .bytes = s->payload_bytes
+        };
         st = j->source.fill(j->source.payload, &slot, it->buf->data, err);
     }
     if (st != TSR_OK) {
@@ -489,9 +499,13 @@ static tsr_status take_links(tsr_save_job *j, tsr_err *err)
         while (save_next_slot(&j->plan, i, &c, &s)) {
             tsr_extent_info x;
             TSR_TRY(j->source.describe(j->source.payload, &s, &x, err));
-            j->extents[s.extent] = (tsr_extent_rec){ .offset = x.offset, .stored_bytes = x.stored_bytes,
-                                                     .raw_bytes = x.raw_bytes, .hash = x.hash, .raw_hash = x.raw_hash,
-                                                     .file = i, .codec = (uint8_t)x.codec };
+            j->extents[s.extent] = (tsr_extent_rec){ .offset = x.offset,
+                                                     .stored_bytes = x.stored_bytes,
+                                                     .raw_bytes = x.raw_bytes,
+                                                     .hash = x.hash,
+                                                     .raw_hash = x.raw_hash,
+                                                     .file = i,
+                                                     .codec = (uint8_t)x.codec };
         }
     }
     return TSR_OK;
@@ -589,8 +603,10 @@ tsr_status tsr_save_wait(tsr_save_job **job, tsr_save_stats *stats, tsr_err *err
         *err = j->err;
     }
     if (stats != NULL) {
-        *stats = (tsr_save_stats){ .stall_ns = j->stall_ns, .total_ns = save_now_ns() - j->start_ns,
-                                   .raw_bytes = j->plan.payload_bytes, .stored_bytes = j->stored_bytes,
+        *stats = (tsr_save_stats){ .stall_ns = j->stall_ns,
+                                   .total_ns = save_now_ns() - j->start_ns,
+                                   .raw_bytes = j->plan.payload_bytes,
+                                   .stored_bytes = j->stored_bytes,
                                    .linked_files = j->linked_files };
     }
     if (st == TSR_OK && j->o.progress.report != NULL) {
@@ -600,8 +616,8 @@ tsr_status tsr_save_wait(tsr_save_job **job, tsr_save_stats *stats, tsr_err *err
     return st;
 }
 
-tsr_status tsr_save(const char *path, const tsr_tensor_decl *decls, uint32_t count, tsr_fill_fn fill, void *payload,
-                    const tsr_save_opts *o, tsr_err *err)
+tsr_status tsr_save(const char *path, const tsr_tensor_decl *decls, uint32_t count, tsr_fill_fn fill,
+                    void *payload, const tsr_save_opts *o, tsr_err *err)
 {
     save_plan p;
     tsr_save_job *j;

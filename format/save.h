@@ -16,7 +16,7 @@ typedef struct save_tensor {
     tsr_chunking k;
     bool filtered;
     uint64_t first_extent;
-    uint32_t file;     /* plain: its file */
+    uint32_t file; /* plain: its file */
 } save_tensor;
 
 typedef struct save_file {
@@ -47,8 +47,8 @@ TSR_NODISCARD tsr_status save_plan_make(save_plan *p, const tsr_tensor_decl *dec
  * by the options for a class, or one by one, then save_plan_assign. */
 TSR_NODISCARD tsr_status save_plan_begin(save_plan *p, const tsr_tensor_decl *decls, uint32_t count,
                                          const bool *filtered, const tsr_save_opts *o, tsr_err *err);
-TSR_NODISCARD tsr_status save_plan_add_class(save_plan *p, tsr_class klass, uint32_t experts, const tsr_save_opts *o,
-                                             tsr_err *err);
+TSR_NODISCARD tsr_status save_plan_add_class(save_plan *p, tsr_class klass, uint32_t experts,
+                                             const tsr_save_opts *o, tsr_err *err);
 void save_plan_free(save_plan *p);
 /* Adds one file; used by reshard for linked pieces too. experts is copied. */
 TSR_NODISCARD tsr_status save_plan_add_file(save_plan *p, tsr_class klass, uint32_t partition, uint32_t of,
@@ -84,10 +84,11 @@ typedef struct save_shard save_shard;
 TSR_NODISCARD tsr_status save_shard_open(save_shard **out, const save_plan *p, uint32_t file, const char *dir,
                                          int zstd_level, tsr_err *err);
 /* Where the slot's stored bytes go. Call in file order. */
-TSR_NODISCARD tsr_status save_shard_place(save_shard *s, const save_slot *slot, uint64_t stored_bytes, bool encoded,
-                                          uint64_t *offset, tsr_err *err);
+TSR_NODISCARD tsr_status save_shard_place(save_shard *s, const save_slot *slot, uint64_t stored_bytes,
+                                          bool encoded, uint64_t *offset, tsr_err *err);
 /* Thread-safe. */
-TSR_NODISCARD tsr_status save_shard_write(save_shard *s, uint64_t offset, const void *src, size_t n, tsr_err *err);
+TSR_NODISCARD tsr_status save_shard_write(save_shard *s, uint64_t offset, const void *src, size_t n,
+                                          tsr_err *err);
 /* Table, head, hashes; fsync; rename to its final name. extents: of the whole checkpoint. Fills rec (but for its
  * name). Frees s in any case. */
 TSR_NODISCARD tsr_status save_shard_close(save_shard **s, const tsr_extent_rec *extents, tsr_file_rec *rec,
@@ -97,8 +98,8 @@ void save_shard_abort(save_shard **s);
 TSR_NODISCARD tsr_status save_shard_uuid(const save_plan *p, uint32_t file, const tsr_extent_rec *extents,
                                          uint64_t file_bytes, uint8_t uuid[16], tsr_err *err);
 /* A finished shard at path holds exactly the planned content and every byte is right; fills its extents and rec. */
-TSR_NODISCARD tsr_status save_shard_check(const save_plan *p, uint32_t file, const char *path, tsr_extent_rec *extents,
-                                          tsr_file_rec *rec, tsr_err *err);
+TSR_NODISCARD tsr_status save_shard_check(const save_plan *p, uint32_t file, const char *path,
+                                          tsr_extent_rec *extents, tsr_file_rec *rec, tsr_err *err);
 
 /* XXH3-128 of all bytes of io from 4096 on that no extent covers; extents: (offset, bytes) pairs, sorted here.
  * TSR_E_FORMAT when two overlap or one is outside. */
@@ -106,7 +107,8 @@ typedef struct span {
     uint64_t offset, bytes;
     uint64_t tag; /* the caller's */
 } span;
-TSR_NODISCARD tsr_status save_rest_hash(tsr_io *io, span *spans, uint64_t count, tsr_hash128 *out, tsr_err *err);
+TSR_NODISCARD tsr_status save_rest_hash(tsr_io *io, span *spans, uint64_t count, tsr_hash128 *out,
+                                        tsr_err *err);
 
 /* ---- what else goes into the folder ------------------------------------------------------------------------ */
 
@@ -140,7 +142,8 @@ typedef struct save_source {
     /* Instead of fill, for data that is encoded already: describe says what the slot's stored bytes are, then
      * stored brings them. */
     tsr_status (*describe)(void *payload, const save_slot *slot, tsr_extent_info *x, tsr_err *err);
-    tsr_status (*stored)(void *payload, const save_slot *slot, const tsr_extent_info *x, void *dst, tsr_err *err);
+    tsr_status (*stored)(void *payload, const save_slot *slot, const tsr_extent_info *x, void *dst,
+                         tsr_err *err);
     void *payload;
     const tsr_ckpt *link_source; /* files with link_from come from here; its folder must be a real one */
 } save_source;
@@ -148,8 +151,8 @@ typedef struct save_source {
 TSR_NODISCARD tsr_status save_job_start(tsr_save_job **out, const char *path, save_plan *plan,
                                         const save_source *source, const tsr_save_opts *o, tsr_err *err);
 /* Bytes for buffers in flight (*out) and with what encoders need (*total). snapshot: as many as the limit allows. */
-TSR_NODISCARD tsr_status save_buffer_budget(const save_plan *p, const tsr_save_opts *o, bool snapshot, uint64_t *out,
-                                            uint64_t *total, tsr_err *err);
+TSR_NODISCARD tsr_status save_buffer_budget(const save_plan *p, const tsr_save_opts *o, bool snapshot,
+                                            uint64_t *out, uint64_t *total, tsr_err *err);
 /* Bytes on disk, at most (a guess of 60 % for what will be compressed). */
 uint64_t save_disk_bytes(const save_plan *p, const tsr_save_opts *o);
 

@@ -127,8 +127,8 @@ static tsr_status write_text(tsr_save_job *j, const char *name, const void *data
     return st;
 }
 
-static tsr_status write_index(tsr_save_job *j, const uint8_t uuid[16], const char *manifest, size_t manifest_bytes,
-                              tsr_err *err)
+static tsr_status write_index(tsr_save_job *j, const uint8_t uuid[16], const char *manifest,
+                              size_t manifest_bytes, tsr_err *err)
 {
     const save_plan *p = &j->plan;
     tsr_index_tensor_in *tensors = calloc((size_t)p->tensor_count + 1, sizeof *tensors);
@@ -139,14 +139,22 @@ static tsr_status write_index(tsr_save_job *j, const uint8_t uuid[16], const cha
     if (st == TSR_OK) {
         for (uint32_t i = 0; i < p->tensor_count; i++) {
             const save_tensor *t = &p->tensors[i];
-            tensors[i] = (tsr_index_tensor_in){ .decl = &t->d, .first_extent = t->first_extent, .filtered = t->filtered,
-                                                .partner = t->d.partner >= 0 ? (uint32_t)t->d.partner : TSR_NO_PARTNER };
+            tensors[i] = (tsr_index_tensor_in){ .decl = &t->d,
+                                                .first_extent = t->first_extent,
+                                                .filtered = t->filtered,
+                                                .partner = t->d.partner >= 0 ? (uint32_t)t->d.partner
+                                                                             : TSR_NO_PARTNER };
         }
         for (uint32_t i = 0; i < p->file_count; i++) {
             names[i] = p->files[i].name;
         }
-        tsr_index_in in = { .files = j->recs, .file_names = names, .file_count = p->file_count, .tensors = tensors,
-                            .tensor_count = p->tensor_count, .extents = j->extents, .extent_count = p->extent_count,
+        tsr_index_in in = { .files = j->recs,
+                            .file_names = names,
+                            .file_count = p->file_count,
+                            .tensors = tensors,
+                            .tensor_count = p->tensor_count,
+                            .extents = j->extents,
+                            .extent_count = p->extent_count,
                             .manifest_bytes = manifest_bytes };
         tsr_hash128 h = tsr_hash_128(manifest, manifest_bytes);
         memcpy(in.manifest_hash, h.b, 16);
@@ -186,9 +194,11 @@ static tsr_status sync_folders(tsr_save_job *j, const members *ms, tsr_err *err)
 /* From here on the checkpoint is visible; if even the folder's sync fails, it is taken back. */
 static tsr_status publish(tsr_save_job *j, tsr_err *err)
 {
-    TSR_TRY(tsr_fs_exists(j->real) ? tsr_fs_rename(j->temp, j->real, err) : tsr_fs_rename_new(j->temp, j->real, err));
+    TSR_TRY(tsr_fs_exists(j->real) ? tsr_fs_rename(j->temp, j->real, err)
+                                   : tsr_fs_rename_new(j->temp, j->real, err));
     const char *slash = strrchr(j->real, '/');
-    char *parent = slash == NULL ? strdup(".") : strndup(j->real, slash == j->real ? 1 : (size_t)(slash - j->real));
+    char *parent = slash == NULL ? strdup(".")
+                                 : strndup(j->real, slash == j->real ? 1 : (size_t)(slash - j->real));
     if (parent == NULL) {
         TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
     }

@@ -16,8 +16,8 @@ typedef struct save_buffer {
 
 typedef struct save_item {
     struct save_item *next;
-    uint64_t ticket;   /* places in files are given in this order */
-    bool opens;        /* opens slot.file; carries no data */
+    uint64_t ticket; /* places in files are given in this order */
+    bool opens;      /* opens slot.file; carries no data */
     save_slot slot;
     save_buffer *buf;  /* NULL for an opener and for zeros */
     tsr_extent_info x; /* stored mode */
@@ -25,31 +25,31 @@ typedef struct save_item {
 
 struct tsr_save_job {
     save_plan plan;
-    tsr_save_opts o;      /* strings copied into plan.arena */
+    tsr_save_opts o; /* strings copied into plan.arena */
     save_source source;
     char *real, *temp;
-    int lock_fd;          /* -1: none */
+    int lock_fd; /* -1: none */
     tsr_extent_rec *extents;
     tsr_file_rec *recs;
-    bool *finished;       /* per file: found complete from an earlier run */
+    bool *finished; /* per file: found complete from an earlier run */
 
-    tsr_ckpt *parent;     /* hard-link candidates; NULL */
+    tsr_ckpt *parent; /* hard-link candidates; NULL */
     int64_t *parent_tensor, *parent_file;
-    uint8_t *same;        /* per extent: the parent's bytes are equal and not written yet */
+    uint8_t *same; /* per extent: the parent's bytes are equal and not written yet */
 
     pthread_mutex_t mu;
     pthread_cond_t room, work, turn; /* a buffer is free; an item waits; the ticket moved on */
     save_item *head, *tail;
     save_buffer *spare;
     uint64_t buffer_used, buffer_limit, next_ticket, tickets;
-    save_shard **shards;  /* per file, while it is open */
-    uint64_t *remaining;  /* per file: items not done */
+    save_shard **shards; /* per file, while it is open */
+    uint64_t *remaining; /* per file: items not done */
     struct {
         uint64_t bytes, hash;
-    } zero_hash[64];      /* of runs of zeros, by length */
+    } zero_hash[64]; /* of runs of zeros, by length */
     int zero_count;
     bool no_more;
-    tsr_status st;        /* first failure */
+    tsr_status st; /* first failure */
     tsr_err err;
     uint64_t written, stored_bytes; /* payload done; bytes stored */
     uint64_t linked_files, stall_ns, start_ns;
@@ -68,7 +68,8 @@ TSR_NODISCARD tsr_status save_commit(tsr_save_job *j, tsr_err *err);
 /* Candidate shards of the parent, see tsr_save_opts.parent. */
 TSR_NODISCARD tsr_status save_parent_open(tsr_save_job *j, tsr_err *err);
 /* True when the parent holds exactly these stored bytes for the slot. */
-bool save_parent_has(const tsr_save_job *j, const save_slot *slot, const tsr_extent_rec *e, const uint8_t *stored);
+bool save_parent_has(const tsr_save_job *j, const save_slot *slot, const tsr_extent_rec *e,
+                     const uint8_t *stored);
 /* All slots of the file are marked same: links the parent's shard. *linked false: the shards would differ. */
 TSR_NODISCARD tsr_status save_parent_link(tsr_save_job *j, uint32_t file, bool *linked, tsr_err *err);
 /* Writes what was marked same into the open shard after all. */

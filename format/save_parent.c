@@ -47,12 +47,14 @@ static bool parent_extent(const tsr_save_job *j, const save_slot *s, tsr_extent_
 {
     tsr_tensor_info t;
     int64_t id = j->parent_tensor[s->tensor];
-    return id >= 0 && j->parent_file[s->file] >= 0 && tsr_ckpt_tensor(j->parent, (uint32_t)id, &t, NULL) == TSR_OK &&
+    return id >= 0 && j->parent_file[s->file] >= 0 &&
+           tsr_ckpt_tensor(j->parent, (uint32_t)id, &t, NULL) == TSR_OK &&
            tsr_ckpt_extent(j->parent, &t, s->item, s->chunk, x, NULL) == TSR_OK &&
            (int64_t)x->file == j->parent_file[s->file];
 }
 
-bool save_parent_has(const tsr_save_job *j, const save_slot *slot, const tsr_extent_rec *e, const uint8_t *stored)
+bool save_parent_has(const tsr_save_job *j, const save_slot *slot, const tsr_extent_rec *e,
+                     const uint8_t *stored)
 {
     tsr_extent_info x;
     if (!parent_extent(j, slot, &x) || x.hash != e->hash || x.stored_bytes != e->stored_bytes ||

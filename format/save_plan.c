@@ -25,7 +25,8 @@ static tsr_status check_name(const tsr_tensor_decl *d, tsr_err *err)
 {
     size_t n = strlen(d->name);
     if (n > TSR_NAME_BYTES_MAX) {
-        TSR_FAIL(err, TSR_E_LIMIT, "%.80s...: a tensor name of %zu bytes (limit %u)", d->name, n, TSR_NAME_BYTES_MAX);
+        TSR_FAIL(err, TSR_E_LIMIT, "%.80s...: a tensor name of %zu bytes (limit %u)", d->name, n,
+                 TSR_NAME_BYTES_MAX);
     }
     if (d->expert_count == 0) {
         return TSR_OK;
@@ -35,23 +36,28 @@ static tsr_status check_name(const tsr_tensor_decl *d, tsr_err *err)
         TSR_FAIL(err, TSR_E_USAGE, "%s: a family's name holds {e} exactly once", d->name);
     }
     if (d->expert_count > TSR_EXPERT_COUNT_MAX) {
-        TSR_FAIL(err, TSR_E_LIMIT, "%s: %u experts (limit %u)", d->name, d->expert_count, TSR_EXPERT_COUNT_MAX);
+        TSR_FAIL(err, TSR_E_LIMIT, "%s: %u experts (limit %u)", d->name, d->expert_count,
+                 TSR_EXPERT_COUNT_MAX);
     }
     return TSR_OK;
 }
 
-static tsr_status add_tensor(save_plan *p, const tsr_tensor_decl *d, uint32_t count, save_tensor *t, tsr_err *err)
+static tsr_status add_tensor(save_plan *p, const tsr_tensor_decl *d, uint32_t count, save_tensor *t,
+                             tsr_err *err)
 {
     TSR_TRY(check_name(d, err));
     if (!tsr_chunking_make(&t->k, d->dtype, d->rank, d->shape, TSR_CHUNK_TARGET_BYTES)) {
-        TSR_FAIL(err, TSR_E_FORMAT, "%s: impossible shape for %s", d->name, tsr_dtype_name((unsigned)d->dtype));
+        TSR_FAIL(err, TSR_E_FORMAT, "%s: impossible shape for %s", d->name,
+                 tsr_dtype_name((unsigned)d->dtype));
     }
     if (tsr_dtype_info((unsigned)d->src_dtype) == NULL || (unsigned)d->klass >= TSR_CLASS_COUNT ||
         is_expert_class(d->klass) != (d->expert_count > 0) || d->layer < -1 || d->partner >= (int64_t)count) {
-        TSR_FAIL(err, TSR_E_USAGE, "%s: class, layer, dtype or partner of the declaration make no sense", d->name);
+        TSR_FAIL(err, TSR_E_USAGE, "%s: class, layer, dtype or partner of the declaration make no sense",
+                 d->name);
     }
     if (d->expert_count > 0 && d->rank >= TSR_RANK_MAX) {
-        TSR_FAIL(err, TSR_E_LIMIT, "%s: rank %d of an expert's matrix (limit %d)", d->name, d->rank, TSR_RANK_MAX - 1);
+        TSR_FAIL(err, TSR_E_LIMIT, "%s: rank %d of an expert's matrix (limit %d)", d->name, d->rank,
+                 TSR_RANK_MAX - 1);
     }
     t->d = *d;
     t->d.name = tsr_arena_strndup(p->arena, d->name, strlen(d->name));
@@ -65,10 +71,12 @@ static tsr_status add_tensor(save_plan *p, const tsr_tensor_decl *d, uint32_t co
     t->d.shape = shape;
     t->first_extent = p->extent_count;
     uint64_t items = d->expert_count > 0 ? d->expert_count : 1, extents, bytes;
-    if (!tsr_mul_u64(items, t->k.chunks, &extents) || !tsr_add_u64(p->extent_count, extents, &p->extent_count) ||
-        p->extent_count > TSR_EXTENT_COUNT_MAX || !tsr_mul_u64(items, t->k.item_bytes, &bytes) ||
+    if (!tsr_mul_u64(items, t->k.chunks, &extents) ||
+        !tsr_add_u64(p->extent_count, extents, &p->extent_count) || p->extent_count > TSR_EXTENT_COUNT_MAX ||
+        !tsr_mul_u64(items, t->k.item_bytes, &bytes) ||
         !tsr_add_u64(p->payload_bytes, bytes, &p->payload_bytes) || p->payload_bytes > INT64_MAX) {
-        TSR_FAIL(err, TSR_E_LIMIT, "%s: the checkpoint grows beyond %u extents", d->name, TSR_EXTENT_COUNT_MAX);
+        TSR_FAIL(err, TSR_E_LIMIT, "%s: the checkpoint grows beyond %u extents", d->name,
+                 TSR_EXTENT_COUNT_MAX);
     }
     if (t->k.chunk_bytes > p->largest_chunk) {
         p->largest_chunk = t->k.chunk_bytes;
@@ -114,12 +122,13 @@ static tsr_status partitions_by_hand(uint32_t experts, const tsr_save_opts *o, u
         for (uint32_t r = 0; r < o->partitions[p].range_count; r++) {
             uint32_t first = o->partitions[p].ranges[2 * r], last = o->partitions[p].ranges[2 * r + 1];
             if (first > last || last >= experts) {
-                TSR_FAIL(err, TSR_E_USAGE, "partition %u: experts %u-%u: experts go from 0 to %u", p, first, last,
-                         experts - 1);
+                TSR_FAIL(err, TSR_E_USAGE, "partition %u: experts %u-%u: experts go from 0 to %u", p, first,
+                         last, experts - 1);
             }
             for (uint32_t e = first; e <= last; e++) {
                 if (part[e] != UINT32_MAX) {
-                    TSR_FAIL(err, TSR_E_USAGE, "expert %u is in partition %u and in partition %u", e, part[e], p);
+                    TSR_FAIL(err, TSR_E_USAGE, "expert %u is in partition %u and in partition %u", e, part[e],
+                             p);
                 }
                 part[e] = p;
             }
@@ -173,8 +182,10 @@ tsr_status save_plan_add_file(save_plan *p, tsr_class klass, uint32_t partition,
         }
     }
     char name[128];
-    int n = pieces > 1 ? snprintf(name, sizeof name, "%s-%05u-of-%05u.%u.h5", tsr_class_name(klass), partition, of, piece)
-                       : snprintf(name, sizeof name, "%s-%05u-of-%05u.h5", tsr_class_name(klass), partition, of);
+    int n = pieces > 1
+                ? snprintf(name, sizeof name, "%s-%05u-of-%05u.%u.h5", tsr_class_name(klass), partition, of,
+                           piece)
+                : snprintf(name, sizeof name, "%s-%05u-of-%05u.h5", tsr_class_name(klass), partition, of);
     char *kept = tsr_arena_strndup(p->arena, name, (size_t)n);
     uint32_t *ids = tsr_arena_alloc(p->arena, (size_t)expert_count * sizeof *ids);
     if (grown == NULL || kept == NULL || ids == NULL) {
@@ -184,8 +195,13 @@ tsr_status save_plan_add_file(save_plan *p, tsr_class klass, uint32_t partition,
         memcpy(ids, experts, (size_t)expert_count * sizeof *ids);
     }
     p->files = grown;
-    p->files[p->file_count++] = (save_file){ .name = kept, .klass = klass, .partition = partition, .of = of,
-                                             .piece = piece, .experts = ids, .expert_count = expert_count,
+    p->files[p->file_count++] = (save_file){ .name = kept,
+                                             .klass = klass,
+                                             .partition = partition,
+                                             .of = of,
+                                             .piece = piece,
+                                             .experts = ids,
+                                             .expert_count = expert_count,
                                              .link_from = -1 };
     return TSR_OK;
 }
@@ -311,7 +327,7 @@ tsr_status save_plan_assign(save_plan *p, tsr_err *err)
 }
 
 static tsr_status take_decls(save_plan *p, const tsr_tensor_decl *decls, uint32_t count, const bool *filtered,
-                            const tsr_save_opts *o, tsr_err *err)
+                             const tsr_save_opts *o, tsr_err *err)
 {
     p->arena = tsr_arena_new(0);
     p->tensors = p->arena != NULL ? tsr_arena_alloc(p->arena, (size_t)count * sizeof *p->tensors) : NULL;
@@ -324,9 +340,10 @@ static tsr_status take_decls(save_plan *p, const tsr_tensor_decl *decls, uint32_
     for (uint32_t i = 0; i < count; i++) {
         save_tensor *t = &p->tensors[i];
         TSR_TRY(add_tensor(p, &decls[i], count, t, err));
-        t->filtered = filtered != NULL ? filtered[i]
-                                       : o->compress && !o->zeros && tsr_codec_for(t->d.dtype) != TSR_CODEC_RAW &&
-                                             t->k.item_bytes >= FILTER_BYTES_MIN;
+        t->filtered = filtered != NULL
+                          ? filtered[i]
+                          : o->compress && !o->zeros && tsr_codec_for(t->d.dtype) != TSR_CODEC_RAW &&
+                                t->k.item_bytes >= FILTER_BYTES_MIN;
         p->any_filtered = p->any_filtered || t->filtered;
         p->tensor_count++;
     }
@@ -421,11 +438,16 @@ bool save_next_slot(const save_plan *p, uint32_t file, save_cursor *c, save_slot
             c->member++;
             continue;
         }
-        *out = (save_slot){ .file = file, .tensor = id, .member = c->member, .item = item, .local = c->local,
+        *out = (save_slot){ .file = file,
+                            .tensor = id,
+                            .member = c->member,
+                            .item = item,
+                            .local = c->local,
                             .chunk = c->chunk,
                             .extent = t->first_extent + (uint64_t)item * t->k.chunks + c->chunk };
         tsr_chunk_range(t->k.block_bytes, t->k.chunk_bytes, c->chunk, &out->item_offset, &out->payload_bytes);
-        bool chunked = t->filtered || t->d.expert_count > 0; /* HDF5 chunks are whole: edges are padded with zeros */
+        bool chunked = t->filtered ||
+                       t->d.expert_count > 0; /* HDF5 chunks are whole: edges are padded with zeros */
         out->raw_bytes = chunked ? t->k.chunk_bytes : out->payload_bytes;
         c->chunk++;
         return true;

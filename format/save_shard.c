@@ -11,8 +11,8 @@ struct save_shard {
     char *part, *final; /* paths */
     tsr_file *f;
     tsr_h5_writer *h5;
-    int *ids;           /* HDF5 data set of each member */
-    uint64_t *base;     /* contiguous members: where they begin */
+    int *ids;       /* HDF5 data set of each member */
+    uint64_t *base; /* contiguous members: where they begin */
     uint64_t table_bytes;
 };
 
@@ -73,8 +73,9 @@ static tsr_status table_gather(table_in *t, const save_plan *p, uint32_t file, c
                 break;
             }
         }
-        t->tensors[m] = (tsr_index_tensor_in){ .decl = &s->d, .first_extent = at, .partner = partner, .global_id = id,
-                                               .filtered = s->filtered };
+        t->tensors[m] = (tsr_index_tensor_in){
+            .decl = &s->d, .first_extent = at, .partner = partner, .global_id = id, .filtered = s->filtered
+        };
         uint32_t items = items_in_file(f, s);
         for (uint32_t i = 0; i < items && extents != NULL; i++) {
             uint32_t item = s->d.expert_count > 0 ? f->experts[i] : 0;
@@ -87,9 +88,16 @@ static tsr_status table_gather(table_in *t, const save_plan *p, uint32_t file, c
         t->extents[i].file = 0;
     }
     t->self = (tsr_file_rec){ .file_bytes = file_bytes, .klass = (uint32_t)f->klass };
-    t->in = (tsr_index_in){ .shard_table = true, .files = &t->self, .file_names = &t->no_name, .file_count = 1,
-                            .tensors = t->tensors, .tensor_count = f->tensor_count, .extents = t->extents,
-                            .extent_count = at, .experts = f->experts, .expert_count = f->expert_count };
+    t->in = (tsr_index_in){ .shard_table = true,
+                            .files = &t->self,
+                            .file_names = &t->no_name,
+                            .file_count = 1,
+                            .tensors = t->tensors,
+                            .tensor_count = f->tensor_count,
+                            .extents = t->extents,
+                            .extent_count = at,
+                            .experts = f->experts,
+                            .expert_count = f->expert_count };
     return TSR_OK;
 }
 
@@ -121,9 +129,15 @@ static tsr_status add_dataset(save_shard *s, uint32_t member, int zstd_level, ts
         attrs[n++] = (tsr_h5_attr){ "source_dtype", tsr_dtype_name((unsigned)t->d.src_dtype) };
     }
     bool chunked = t->k.item_bytes > 0 && (family || (t->filtered && t->d.rank > 0));
-    tsr_h5_dataset d = { .group = family ? "/experts" : "/tensors", .name = t->d.name, .dtype = t->d.dtype,
-                         .rank = t->d.rank + lead, .shape = shape, .chunk = chunked ? chunk : NULL,
-                         .compress = chunked && t->filtered, .zstd_level = zstd_level, .attrs = attrs,
+    tsr_h5_dataset d = { .group = family ? "/experts" : "/tensors",
+                         .name = t->d.name,
+                         .dtype = t->d.dtype,
+                         .rank = t->d.rank + lead,
+                         .shape = shape,
+                         .chunk = chunked ? chunk : NULL,
+                         .compress = chunked && t->filtered,
+                         .zstd_level = zstd_level,
+                         .attrs = attrs,
                          .attr_count = n };
     return tsr_h5_add(s->h5, &d, &s->ids[member], &s->base[member], err);
 }
@@ -151,8 +165,8 @@ static tsr_status open_parts(save_shard *s, int zstd_level, tsr_err *err)
     return TSR_OK;
 }
 
-tsr_status save_shard_open(save_shard **out, const save_plan *p, uint32_t file, const char *dir, int zstd_level,
-                           tsr_err *err)
+tsr_status save_shard_open(save_shard **out, const save_plan *p, uint32_t file, const char *dir,
+                           int zstd_level, tsr_err *err)
 {
     *out = NULL;
     save_shard *s = calloc(1, sizeof *s);
@@ -171,8 +185,8 @@ tsr_status save_shard_open(save_shard **out, const save_plan *p, uint32_t file, 
     return st;
 }
 
-tsr_status save_shard_place(save_shard *s, const save_slot *slot, uint64_t stored_bytes, bool encoded, uint64_t *offset,
-                            tsr_err *err)
+tsr_status save_shard_place(save_shard *s, const save_slot *slot, uint64_t stored_bytes, bool encoded,
+                            uint64_t *offset, tsr_err *err)
 {
     const save_tensor *t = &s->plan->tensors[slot->tensor];
     bool family = t->d.expert_count > 0;
@@ -214,7 +228,8 @@ tsr_status save_rest_hash(tsr_io *io, span *spans, uint64_t count, tsr_hash128 *
     for (uint64_t i = 0; st == TSR_OK && i <= count; i++) {
         uint64_t to = i < count ? spans[i].offset : io->size;
         if (to < at) {
-            st = TSR_ERR(err, TSR_E_FORMAT, "%s: extents overlap at offset %llu", io->name, (unsigned long long)to);
+            st = TSR_ERR(err, TSR_E_FORMAT, "%s: extents overlap at offset %llu", io->name,
+                         (unsigned long long)to);
         }
         while (st == TSR_OK && at < to) {
             size_t n = to - at < PIECE ? (size_t)(to - at) : PIECE;
@@ -254,8 +269,8 @@ static tsr_status table_spans(const table_in *t, span **out, uint64_t *count, ts
 }
 
 /* Writes table and head behind the data, and syncs. */
-static tsr_status seal(save_shard *s, const table_in *t, uint64_t table_offset, uint64_t file_bytes, tsr_file_rec *rec,
-                       tsr_err *err)
+static tsr_status seal(save_shard *s, const table_in *t, uint64_t table_offset, uint64_t file_bytes,
+                       tsr_file_rec *rec, tsr_err *err)
 {
     uint8_t *table = NULL, block[TSR_HEAD_BYTES];
     uint64_t table_bytes, count;
@@ -277,8 +292,12 @@ static tsr_status seal(save_shard *s, const table_in *t, uint64_t table_offset, 
     TSR_GO(tsr_file_pwrite(s->f, block, sizeof block, 0, err));
     TSR_GO(tsr_file_sync(s->f, err));
     const save_file *f = &s->plan->files[s->file];
-    *rec = (tsr_file_rec){ .file_bytes = file_bytes, .head_hash = h.head_hash, .klass = (uint32_t)f->klass,
-                           .partition = f->partition, .of = f->of, .piece = f->piece };
+    *rec = (tsr_file_rec){ .file_bytes = file_bytes,
+                           .head_hash = h.head_hash,
+                           .klass = (uint32_t)f->klass,
+                           .partition = f->partition,
+                           .of = f->of,
+                           .piece = f->piece };
     memcpy(rec->uuid, uuid.b, 16);
 out:
     tsr_io_close(&io);
@@ -294,12 +313,16 @@ static tsr_status close_parts(save_shard *s, const tsr_extent_rec *extents, tsr_
     uint64_t table_offset, ids_offset, file_bytes;
     int64_t n = f->expert_count;
     if (n > 0) {
-        tsr_h5_dataset ids = { .group = "/tessera", .name = "expert_ids", .dtype = TSR_DT_U32, .rank = 1, .shape = &n };
+        tsr_h5_dataset ids = {
+            .group = "/tessera", .name = "expert_ids", .dtype = TSR_DT_U32, .rank = 1, .shape = &n
+        };
         TSR_TRY(tsr_h5_add(s->h5, &ids, &id, &ids_offset, err));
         TSR_TRY(tsr_file_pwrite(s->f, f->experts, (size_t)n * 4, ids_offset, err));
     }
     int64_t table_bytes = (int64_t)s->table_bytes;
-    tsr_h5_dataset d = { .group = "/tessera", .name = "table", .dtype = TSR_DT_U8, .rank = 1, .shape = &table_bytes };
+    tsr_h5_dataset d = {
+        .group = "/tessera", .name = "table", .dtype = TSR_DT_U8, .rank = 1, .shape = &table_bytes
+    };
     TSR_TRY(tsr_h5_add(s->h5, &d, &id, &table_offset, err));
     TSR_TRY(tsr_h5_finish(&s->h5, &file_bytes, err));
     table_in t;
@@ -320,8 +343,8 @@ tsr_status save_shard_close(save_shard **s, const tsr_extent_rec *extents, tsr_f
     return st;
 }
 
-tsr_status save_shard_uuid(const save_plan *p, uint32_t file, const tsr_extent_rec *extents, uint64_t file_bytes,
-                           uint8_t uuid[16], tsr_err *err)
+tsr_status save_shard_uuid(const save_plan *p, uint32_t file, const tsr_extent_rec *extents,
+                           uint64_t file_bytes, uint8_t uuid[16], tsr_err *err)
 {
     table_in t;
     uint8_t *table = NULL;
@@ -383,8 +406,8 @@ static tsr_status read_table(tsr_io *io, tsr_index **ix, tsr_shard_head *h, tsr_
 }
 
 /* The table tells exactly the planned content: the same bytes as ours, but for what only the file knows. */
-static tsr_status compare_table(const save_plan *p, uint32_t file, const tsr_index *ix, const tsr_shard_head *h,
-                                tsr_extent_rec *extents, tsr_err *err)
+static tsr_status compare_table(const save_plan *p, uint32_t file, const tsr_index *ix,
+                                const tsr_shard_head *h, tsr_extent_rec *extents, tsr_err *err)
 {
     const save_file *f = &p->files[file];
     if (ix->head.extent_count != f->slot_count || ix->head.tensor_count != f->tensor_count) {
@@ -474,8 +497,12 @@ tsr_status save_shard_check(const save_plan *p, uint32_t file, const char *path,
     TSR_GO(read_table(io, &ix, &h, err));
     TSR_GO(compare_table(p, file, ix, &h, extents, err));
     TSR_GO(check_bytes(p, file, io, extents, &h, err));
-    *rec = (tsr_file_rec){ .file_bytes = h.file_bytes, .head_hash = h.head_hash, .klass = (uint32_t)f->klass,
-                           .partition = f->partition, .of = f->of, .piece = f->piece };
+    *rec = (tsr_file_rec){ .file_bytes = h.file_bytes,
+                           .head_hash = h.head_hash,
+                           .klass = (uint32_t)f->klass,
+                           .partition = f->partition,
+                           .of = f->of,
+                           .piece = f->piece };
     memcpy(rec->uuid, h.uuid, 16);
 out:
     tsr_index_close(&ix);

@@ -59,7 +59,8 @@ static uint64_t hash_zeros(tsr_save_job *j, uint64_t n)
 }
 
 /* What will be stored for the item, and its extent record but for the offset. */
-static tsr_status encode(worker *w, const save_item *it, const uint8_t **stored, tsr_extent_rec *e, tsr_err *err)
+static tsr_status encode(worker *w, const save_item *it, const uint8_t **stored, tsr_extent_rec *e,
+                         tsr_err *err)
 {
     const save_slot *s = &it->slot;
     const save_tensor *t = &w->j->plan.tensors[s->tensor];
@@ -77,8 +78,8 @@ static tsr_status encode(worker *w, const save_item *it, const uint8_t **stored,
         e->raw_hash = it->x.raw_hash;
         e->hash = tsr_hash64(it->buf->data, it->x.stored_bytes);
         if (e->hash != it->x.hash) {
-            TSR_FAIL(err, TSR_E_FORMAT, "%s: expert %u: checksum differs in the source: the data is damaged", t->d.name,
-                     s->item);
+            TSR_FAIL(err, TSR_E_FORMAT, "%s: expert %u: checksum differs in the source: the data is damaged",
+                     t->d.name, s->item);
         }
         return TSR_OK;
     }
@@ -98,8 +99,8 @@ static tsr_status encode(worker *w, const save_item *it, const uint8_t **stored,
         }
         tsr_codec codec = tsr_codec_for(t->d.dtype);
         TSR_TRY(tsr_codec_encode(w->coder, codec, tsr_dtype_info((unsigned)t->d.dtype)->bytes_per_unit,
-                                 w->j->o.zstd_level > 0 ? w->j->o.zstd_level : 1, it->buf->data, s->raw_bytes, w->out,
-                                 w->out_bytes, &got, err));
+                                 w->j->o.zstd_level > 0 ? w->j->o.zstd_level : 1, it->buf->data, s->raw_bytes,
+                                 w->out, w->out_bytes, &got, err));
         if (got > 0) {
             e->codec = (uint8_t)codec;
             e->stored_bytes = got;

@@ -34,13 +34,13 @@ struct tsr_h5_writer {
     hid_t file, lcpl, gcpl;
     dataset *sets;
     int set_count, set_room, open_count, evict;
-    bool placed;       /* the driver saw the marker */
+    bool placed; /* the driver saw the marker */
     haddr_t place;
-    bool swallow;      /* abort: writes are dropped so that closing cannot fail */
-    tsr_status st;     /* first failure of the driver's own I/O */
+    bool swallow;  /* abort: writes are dropped so that closing cannot fail */
+    tsr_status st; /* first failure of the driver's own I/O */
     tsr_err err;
     haddr_t eof;
-    unsigned groups;   /* bit per group made */
+    unsigned groups; /* bit per group made */
 };
 
 /* ---- the driver ------------------------------------------------------------------------------------------- */
@@ -400,8 +400,8 @@ static bool put_attr(hid_t set, const char *key, const char *value)
     size_t n = strlen(value);
     hid_t t = H5Tcopy(H5T_C_S1), s = H5Screate(H5S_SCALAR), a = -1;
     bool ok = t >= 0 && s >= 0 && H5Tset_size(t, n > 0 ? n : 1) >= 0 && H5Tset_cset(t, H5T_CSET_UTF8) >= 0 &&
-              H5Tset_strpad(t, H5T_STR_NULLPAD) >= 0 && (a = H5Acreate2(set, key, t, s, H5P_DEFAULT, H5P_DEFAULT)) >= 0 &&
-              H5Awrite(a, t, value) >= 0;
+              H5Tset_strpad(t, H5T_STR_NULLPAD) >= 0 &&
+              (a = H5Acreate2(set, key, t, s, H5P_DEFAULT, H5P_DEFAULT)) >= 0 && H5Awrite(a, t, value) >= 0;
     if (a >= 0) {
         (void)H5Aclose(a);
     }
@@ -472,7 +472,8 @@ static hid_t create_set(tsr_h5_writer *w, const tsr_h5_dataset *d, const char *p
     return set;
 }
 
-static tsr_status remember(tsr_h5_writer *w, hid_t set, char *path, int rank, unsigned filters, int *id, tsr_err *err)
+static tsr_status remember(tsr_h5_writer *w, hid_t set, char *path, int rank, unsigned filters, int *id,
+                           tsr_err *err)
 {
     if (w->set_count == w->set_room) {
         int room = w->set_room * 2 + 64;
@@ -533,7 +534,8 @@ static tsr_status add(tsr_h5_writer *w, const tsr_h5_dataset *d, int *id, uint64
     return remember(w, set, path, d->rank, filters, id, err);
 }
 
-tsr_status tsr_h5_add(tsr_h5_writer *w, const tsr_h5_dataset *d, int *id_out, uint64_t *offset_out, tsr_err *err)
+tsr_status tsr_h5_add(tsr_h5_writer *w, const tsr_h5_dataset *d, int *id_out, uint64_t *offset_out,
+                      tsr_err *err)
 {
     TSR_ASSERT(d->rank >= 0 && d->rank <= TSR_RANK_MAX);
     enter();

@@ -14,13 +14,14 @@ typedef struct tsr_h5_attr { /* a short text attribute */
 } tsr_h5_attr;
 
 typedef struct tsr_h5_dataset {
-    const char *group; /* "/tensors", "/experts"; made on first use */
-    const char *name;  /* our tensor name, any bytes but NUL: escaped into a link name by tsr_h5_escape */
-    tsr_dtype dtype;   /* decides the HDF5 type; see docs/FORMAT.md "HDF5 types" */
-    int rank;          /* of the dataset: for a family, item rank + 1 */
+    const char *group;    /* "/tensors", "/experts"; made on first use */
+    const char *name;     /* our tensor name, any bytes but NUL: escaped into a link name by tsr_h5_escape */
+    tsr_dtype dtype;      /* decides the HDF5 type; see docs/FORMAT.md "HDF5 types" */
+    int rank;             /* of the dataset: for a family, item rank + 1 */
     const int64_t *shape; /* logical elements; packed dtypes are stored as u8 with half the last dimension */
-    const int64_t *chunk; /* NULL: contiguous, allocated at once. Else rank chunk dims, logical elements, > 0 */
-    bool compress;        /* chunked only: filter pipeline shuffle (if element size > 1) + 32015 (zstd, level) */
+    const int64_t
+        *chunk;    /* NULL: contiguous, allocated at once. Else rank chunk dims, logical elements, > 0 */
+    bool compress; /* chunked only: filter pipeline shuffle (if element size > 1) + 32015 (zstd, level) */
     int zstd_level;
     const tsr_h5_attr *attrs;
     int attr_count;
@@ -31,8 +32,8 @@ typedef struct tsr_h5_dataset {
 TSR_NODISCARD tsr_status tsr_h5_create(tsr_h5_writer **out, tsr_file *f, tsr_err *err);
 /* Adds a dataset. *id_out numbers it (for tsr_h5_place). Contiguous: *offset_out is the absolute file offset of
  * its bytes (user block included); 0 for a dataset without bytes. offset_out is untouched for chunked ones. */
-TSR_NODISCARD tsr_status tsr_h5_add(tsr_h5_writer *w, const tsr_h5_dataset *d, int *id_out, uint64_t *offset_out,
-                                    tsr_err *err);
+TSR_NODISCARD tsr_status tsr_h5_add(tsr_h5_writer *w, const tsr_h5_dataset *d, int *id_out,
+                                    uint64_t *offset_out, tsr_err *err);
 /* Allocates the chunk that begins at coords (rank entries, storage units of the dataset, multiples of the chunk
  * dims) with stored_bytes in the file; *offset_out is absolute. Chunks of 4096 bytes and more are 4096-aligned.
  * filtered false in a compressed dataset: the chunk is stored raw (filter mask set for every filter). */
@@ -54,16 +55,16 @@ typedef struct tsr_h5_seen {
     const char *dtype_attr;   /* value of the attribute "dtype", "" when absent */
     size_t elem_bytes;
     int rank;
-    const uint64_t *dims;     /* storage units */
-    const uint64_t *chunk;    /* NULL when contiguous */
-    uint64_t chunk_count;     /* 1 for contiguous with bytes */
+    const uint64_t *dims;  /* storage units */
+    const uint64_t *chunk; /* NULL when contiguous */
+    uint64_t chunk_count;  /* 1 for contiguous with bytes */
 } tsr_h5_seen;
 typedef struct tsr_h5_visit {
     tsr_status (*dataset)(void *payload, const tsr_h5_seen *d, tsr_err *err);
     /* For each chunk of the dataset told last; coords in storage units (rank entries, all 0 for contiguous).
      * mask as HDF5's filter mask. offset absolute. */
-    tsr_status (*chunk)(void *payload, const tsr_h5_seen *d, const uint64_t *coords, uint64_t offset, uint64_t bytes,
-                        unsigned mask, tsr_err *err);
+    tsr_status (*chunk)(void *payload, const tsr_h5_seen *d, const uint64_t *coords, uint64_t offset,
+                        uint64_t bytes, unsigned mask, tsr_err *err);
     void *payload;
 } tsr_h5_visit;
 /* Walks a file in a child process with limits on memory and time (a damaged file may crash libhdf5: that is

@@ -111,7 +111,8 @@ static tsr_status take_entry(tar_dir *t, struct archive *a, struct archive_entry
     if (!tsr_safe_name(name)) {
         TSR_FAIL(err, TSR_E_FORMAT, "%s: member %.200s: its name leaves the folder", t->dir.path, name);
     }
-    if (archive_entry_filetype(e) != AE_IFREG || archive_entry_hardlink(e) != NULL || archive_entry_symlink(e) != NULL) {
+    if (archive_entry_filetype(e) != AE_IFREG || archive_entry_hardlink(e) != NULL ||
+        archive_entry_symlink(e) != NULL) {
         TSR_FAIL(err, TSR_E_FORMAT, "%s: member %.200s: is a link or a device", t->dir.path, name);
     }
     int64_t size = archive_entry_size(e);
@@ -124,10 +125,12 @@ static tsr_status take_entry(tar_dir *t, struct archive *a, struct archive_entry
     size_t n = 0;
     la_int64_t at = 0;
     int rc = archive_read_data_block(a, &p, &n, &at);
-    uint64_t off = p != NULL && (uintptr_t)p >= (uintptr_t)base ? (uint64_t)((const uint8_t *)p - base) : UINT64_MAX;
+    uint64_t off = p != NULL && (uintptr_t)p >= (uintptr_t)base ? (uint64_t)((const uint8_t *)p - base)
+                                                                : UINT64_MAX;
     if (rc != ARCHIVE_OK || at != 0 || archive_entry_sparse_count(e) > 0 || off > t->io->size ||
         (uint64_t)size > t->io->size - off) {
-        TSR_FAIL(err, TSR_E_FORMAT, "%s: member %.200s: truncated, sparse or not stored plainly", t->dir.path, name);
+        TSR_FAIL(err, TSR_E_FORMAT, "%s: member %.200s: truncated, sparse or not stored plainly", t->dir.path,
+                 name);
     }
     return add_member(t, name, off, (uint64_t)size, err);
 }
@@ -143,7 +146,8 @@ static tsr_status read_headers(tar_dir *t, tsr_err *err)
         TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
     }
     tsr_status st = TSR_OK;
-    if (archive_read_support_format_tar(a) != ARCHIVE_OK || archive_read_support_filter_none(a) != ARCHIVE_OK ||
+    if (archive_read_support_format_tar(a) != ARCHIVE_OK ||
+        archive_read_support_filter_none(a) != ARCHIVE_OK ||
         archive_read_open(a, &f, NULL, feed_read, NULL) != ARCHIVE_OK) {
         st = TSR_ERR(err, TSR_E_FORMAT, "%s: not a tar file", t->dir.path);
     }
@@ -182,13 +186,15 @@ static tsr_status find_root(tar_dir *t, tsr_err *err)
         for (const char *p = t->members[i].name; *p != '\0'; p++) {
             depth += *p == '/';
         }
-        if (strcmp(base != NULL ? base + 1 : t->members[i].name, TSR_MANIFEST_NAME) == 0 && depth < best_depth) {
+        if (strcmp(base != NULL ? base + 1 : t->members[i].name, TSR_MANIFEST_NAME) == 0 &&
+            depth < best_depth) {
             best = t->members[i].name;
             best_depth = depth;
         }
     }
     if (best == NULL) {
-        TSR_FAIL(err, TSR_E_MISSING, "%s: no %s inside: not the tar of a checkpoint", t->dir.path, TSR_MANIFEST_NAME);
+        TSR_FAIL(err, TSR_E_MISSING, "%s: no %s inside: not the tar of a checkpoint", t->dir.path,
+                 TSR_MANIFEST_NAME);
     }
     size_t skip = strlen(best) - strlen(TSR_MANIFEST_NAME), kept = 0;
     char *root = strndup(best, skip);
@@ -197,7 +203,8 @@ static tsr_status find_root(tar_dir *t, tsr_err *err)
     }
     for (size_t i = 0; i < t->count; i++) {
         member m = t->members[i];
-        if (strncmp(m.name, root, skip) != 0 || strncmp(m.name + skip, TSR_PAD_PREFIX, strlen(TSR_PAD_PREFIX)) == 0) {
+        if (strncmp(m.name, root, skip) != 0 ||
+            strncmp(m.name + skip, TSR_PAD_PREFIX, strlen(TSR_PAD_PREFIX)) == 0) {
             free(m.name);
             continue;
         }
@@ -242,7 +249,8 @@ static tsr_status tar_size(tsr_dir *d, const char *name, uint64_t *out, tsr_err 
     return TSR_OK;
 }
 
-static tsr_status tar_each(tsr_dir *d, tsr_status (*fn)(void *payload, const char *name, uint64_t size, tsr_err *err),
+static tsr_status tar_each(tsr_dir *d,
+                           tsr_status (*fn)(void *payload, const char *name, uint64_t size, tsr_err *err),
                            void *payload, tsr_err *err)
 {
     const tar_dir *t = (const tar_dir *)(const void *)d;
@@ -266,8 +274,10 @@ static void tar_close(tsr_dir *d)
 
 static bool looks_compressed(const uint8_t *p, size_t n)
 {
-    static const uint8_t zstd[] = { 0x28, 0xb5, 0x2f, 0xfd }, gz[] = { 0x1f, 0x8b }, xz[] = { 0xfd, '7', 'z', 'X', 'Z' };
-    return (n >= 4 && memcmp(p, zstd, 4) == 0) || (n >= 2 && memcmp(p, gz, 2) == 0) || (n >= 5 && memcmp(p, xz, 5) == 0);
+    static const uint8_t zstd[] = { 0x28, 0xb5, 0x2f, 0xfd }, gz[] = { 0x1f, 0x8b },
+                         xz[] = { 0xfd, '7', 'z', 'X', 'Z' };
+    return (n >= 4 && memcmp(p, zstd, 4) == 0) || (n >= 2 && memcmp(p, gz, 2) == 0) ||
+           (n >= 5 && memcmp(p, xz, 5) == 0);
 }
 
 /* Takes io over. */

@@ -10,7 +10,8 @@
  * TSR_E_FORMAT: truncated, sparse or doubled members, names that leave the folder. */
 TSR_NODISCARD tsr_status tsr_dir_open_tar(tsr_dir **out, const char *path, tsr_err *err);
 /* The same over memory that outlives it. */
-TSR_NODISCARD tsr_status tsr_dir_open_tar_mem(tsr_dir **out, const char *name, const void *p, size_t n, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_dir_open_tar_mem(tsr_dir **out, const char *name, const void *p, size_t n,
+                                              tsr_err *err);
 /* The file begins like a tar (a ustar magic at 257). */
 bool tsr_is_tar(const char *path);
 /* Relative, without empty, "." or ".." parts. */

@@ -51,12 +51,13 @@ static bool hash_member(verifier *v, const char *name, uint64_t bytes, tsr_hash1
                                              : TSR_ERR(&err, TSR_E_LIMIT, "out of memory");
     if (st == TSR_OK && io->size != bytes) {
         char what[128];
-        (void)snprintf(what, sizeof what, "file has %llu bytes, the manifest promises %llu", (unsigned long long)io->size,
-                       (unsigned long long)bytes);
+        (void)snprintf(what, sizeof what, "file has %llu bytes, the manifest promises %llu",
+                       (unsigned long long)io->size, (unsigned long long)bytes);
         verify_tell(v, TSR_E_FORMAT, name, "size", what);
         st = TSR_E_DIFF;
     } else if (st != TSR_OK) {
-        verify_tell(v, st == TSR_E_MISSING ? st : TSR_E_FORMAT, name, "file", st == TSR_E_MISSING ? "missing" : err.msg);
+        verify_tell(v, st == TSR_E_MISSING ? st : TSR_E_FORMAT, name, "file",
+                    st == TSR_E_MISSING ? "missing" : err.msg);
     }
     for (uint64_t at = 0; st == TSR_OK && at < bytes;) {
         size_t n = bytes - at < PIECE ? (size_t)(bytes - at) : PIECE;
@@ -82,7 +83,8 @@ static void check_members(verifier *v, json_t *root)
 {
     json_t *list = json_object_get(root, "members"), *m;
     size_t i;
-    json_array_foreach(list, i, m) {
+    json_array_foreach(list, i, m)
+    {
         const char *name = json_string_value(json_object_get(m, "name"));
         const char *want = json_string_value(json_object_get(m, "xxh3"));
         json_t *bytes = json_object_get(m, "bytes");
@@ -117,7 +119,8 @@ static bool listed(json_t *root, const char *key, const char *name)
 {
     json_t *m;
     size_t i;
-    json_array_foreach(json_object_get(root, key), i, m) {
+    json_array_foreach(json_object_get(root, key), i, m)
+    {
         const char *n = json_string_value(json_object_get(m, "name"));
         if (n != NULL && strcmp(n, name) == 0) {
             return true;
@@ -135,8 +138,9 @@ static tsr_status look_foreign(void *payload, const char *name, uint64_t size, t
 {
     (void)size, (void)err;
     foreign_search *s = payload;
-    if (strcmp(name, TSR_MANIFEST_NAME) != 0 && strcmp(name, TSR_INDEX_NAME) != 0 && strncmp(name, ".pad/", 5) != 0 &&
-        !listed(s->root, "files", name) && !listed(s->root, "members", name)) {
+    if (strcmp(name, TSR_MANIFEST_NAME) != 0 && strcmp(name, TSR_INDEX_NAME) != 0 &&
+        strncmp(name, ".pad/", 5) != 0 && !listed(s->root, "files", name) &&
+        !listed(s->root, "members", name)) {
         verify_tell(s->v, TSR_E_CONFLICT, name, "file", "foreign: the manifest does not know it");
     }
     return TSR_OK;
@@ -147,7 +151,8 @@ static void check_listed_files(verifier *v, json_t *root)
 {
     json_t *m;
     size_t i;
-    json_array_foreach(json_object_get(root, "files"), i, m) {
+    json_array_foreach(json_object_get(root, "files"), i, m)
+    {
         const char *name = json_string_value(json_object_get(m, "name"));
         json_t *bytes = json_object_get(m, "bytes");
         uint64_t size = 0;
@@ -161,12 +166,13 @@ static void check_listed_files(verifier *v, json_t *root)
         if (st != TSR_OK) {
             const char *tail = json_string_value(json_object_get(m, "experts"));
             char what[512];
-            (void)snprintf(what, sizeof what, "missing%s%s", tail != NULL ? ", with experts " : "", tail != NULL ? tail : "");
+            (void)snprintf(what, sizeof what, "missing%s%s", tail != NULL ? ", with experts " : "",
+                           tail != NULL ? tail : "");
             verify_tell(v, st, name, "shard", st == TSR_E_MISSING ? what : err.msg);
         } else if (size != (uint64_t)json_integer_value(bytes)) {
             char what[128];
-            (void)snprintf(what, sizeof what, "file has %llu bytes, the manifest promises %lld", (unsigned long long)size,
-                           (long long)json_integer_value(bytes));
+            (void)snprintf(what, sizeof what, "file has %llu bytes, the manifest promises %lld",
+                           (unsigned long long)size, (long long)json_integer_value(bytes));
             verify_tell(v, TSR_E_FORMAT, name, "size", what);
         }
     }
@@ -197,8 +203,8 @@ static void tell_piece(verifier *v, const char *file, const piece *p, const char
     verify_tell(v, TSR_E_FORMAT, file, item, what);
 }
 
-void verify_decoded(verifier *v, const tsr_tensor_info *t, uint32_t item, const tsr_extent_info *x, const char *file,
-                    const uint8_t *stored)
+void verify_decoded(verifier *v, const tsr_tensor_info *t, uint32_t item, const tsr_extent_info *x,
+                    const char *file, const uint8_t *stored)
 {
     tsr_err err;
     char name[700];
@@ -307,7 +313,8 @@ static int compare_pieces(const void *a, const void *b)
 }
 
 /* Extents of one file, in file order, bounds checked. Damage of the index is told and ends the file's check. */
-static bool gather_pieces(verifier *v, uint32_t file, const char *name, uint64_t size, piece **out, uint64_t *count)
+static bool gather_pieces(verifier *v, uint32_t file, const char *name, uint64_t size, piece **out,
+                          uint64_t *count)
 {
     tsr_err err;
     uint64_t room = 0;
@@ -375,7 +382,8 @@ static void check_rest(verifier *v, const char *name, tsr_io *io, const piece *p
     if (save_rest_hash(io, spans, count, &rest, &err) != TSR_OK) {
         verify_tell(v, TSR_E_FORMAT, name, "HDF5 metadata", err.msg);
     } else if (memcmp(rest.b, h.rest_hash, 16) != 0) {
-        verify_tell(v, TSR_E_FORMAT, name, "HDF5 metadata", "checksum differs: structure or padding is damaged, tensor data is not");
+        verify_tell(v, TSR_E_FORMAT, name, "HDF5 metadata",
+                    "checksum differs: structure or padding is damaged, tensor data is not");
     }
     add_checked(v, io->size - used);
     free(spans);
@@ -399,8 +407,10 @@ static void check_shard(verifier *v, uint32_t file)
     st = tsr_ckpt_file_io(v->c, file, &io, &err);
     if (st != TSR_OK) {
         size_t skip = strlen(v->dir->path) + strlen(f.name) + 3; /* "path/name: " */
-        bool prefixed = strlen(err.msg) > skip && strncmp(err.msg + strlen(v->dir->path) + 1, f.name, strlen(f.name)) == 0;
-        verify_tell(v, st == TSR_E_MISSING ? st : TSR_E_FORMAT, f.name, "shard head", prefixed ? err.msg + skip : err.msg);
+        bool prefixed = strlen(err.msg) > skip &&
+                        strncmp(err.msg + strlen(v->dir->path) + 1, f.name, strlen(f.name)) == 0;
+        verify_tell(v, st == TSR_E_MISSING ? st : TSR_E_FORMAT, f.name, "shard head",
+                    prefixed ? err.msg + skip : err.msg);
         return;
     }
     piece *pieces;
@@ -408,7 +418,9 @@ static void check_shard(verifier *v, uint32_t file)
     if (gather_pieces(v, file, f.name, io->size, &pieces, &count)) {
         v->out->extents += count;
         if (v->level != TSR_VERIFY_QUICK) {
-            shard_work w = { .v = v, .name = f.name, .io = io, .map = tsr_io_map(io), .pieces = pieces, .count = count };
+            shard_work w = {
+                .v = v, .name = f.name, .io = io, .map = tsr_io_map(io), .pieces = pieces, .count = count
+            };
             run_pieces(&w);
             check_rest(v, f.name, io, pieces, count);
         }
@@ -424,7 +436,8 @@ static void check_index_pages(verifier *v)
     tsr_err err;
     for (uint64_t p = 0; p < ix->page_count; p++) {
         uint64_t from = ix->head.page_base + p * TSR_PAGE_BYTES;
-        uint64_t n = ix->head.index_bytes - from < TSR_PAGE_BYTES ? ix->head.index_bytes - from : TSR_PAGE_BYTES;
+        uint64_t n = ix->head.index_bytes - from < TSR_PAGE_BYTES ? ix->head.index_bytes - from
+                                                                  : TSR_PAGE_BYTES;
         if (tsr_index_touch(ix, from, n, &err) != TSR_OK) {
             char item[64];
             (void)snprintf(item, sizeof item, "page %llu", (unsigned long long)p);
@@ -447,7 +460,8 @@ static json_t *load_manifest(verifier *v)
         return NULL;
     }
     if (!manifest_intact(text, bytes)) {
-        verify_tell(v, TSR_E_FORMAT, TSR_MANIFEST_NAME, "content", "check value differs: the manifest is damaged");
+        verify_tell(v, TSR_E_FORMAT, TSR_MANIFEST_NAME, "content",
+                    "check value differs: the manifest is damaged");
     }
     json_error_t e;
     json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &e);
@@ -521,7 +535,11 @@ tsr_status tsr_verify(const char *path, tsr_verify_level level, int threads, tsr
 {
     *out = (tsr_verify_report){ 0 };
     long n = threads > 0 ? threads : sysconf(_SC_NPROCESSORS_ONLN);
-    verifier v = { .level = level, .threads = n > 0 ? (int)n : 1, .fn = fn, .payload = payload, .progress = progress,
+    verifier v = { .level = level,
+                   .threads = n > 0 ? (int)n : 1,
+                   .fn = fn,
+                   .payload = payload,
+                   .progress = progress,
                    .out = out };
     TSR_TRY(tsr_fs_is_dir(path) || !tsr_fs_exists(path) ? tsr_dir_open_posix(&v.dir, path, err)
                                                         : tsr_dir_open_tar(&v.dir, path, err));

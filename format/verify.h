@@ -26,7 +26,7 @@ void verify_tell(verifier *v, tsr_status code, const char *file, const char *ite
 /* What libhdf5 sees in each shard against the index, and every chunk decoded against its raw checksum. */
 TSR_NODISCARD tsr_status verify_deep(verifier *v, tsr_err *err);
 /* Decodes the chunk and compares its raw checksum. item for messages. */
-void verify_decoded(verifier *v, const tsr_tensor_info *t, uint32_t item, const tsr_extent_info *x, const char *file,
-                    const uint8_t *stored);
+void verify_decoded(verifier *v, const tsr_tensor_info *t, uint32_t item, const tsr_extent_info *x,
+                    const char *file, const uint8_t *stored);
 
 #endif

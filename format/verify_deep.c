@@ -41,13 +41,15 @@ static tsr_status on_dataset(void *payload, const tsr_h5_seen *s, tsr_err *err)
     int64_t dims[TSR_RANK_MAX];
     int lead = family ? 1 : 0;
     tsr_storage_shape(d->t.dtype, d->t.rank, d->t.shape, dims);
-    bool same = s->rank == d->t.rank + lead && strcmp(s->dtype_attr, tsr_dtype_name((unsigned)d->t.dtype)) == 0 &&
+    bool same = s->rank == d->t.rank + lead &&
+                strcmp(s->dtype_attr, tsr_dtype_name((unsigned)d->t.dtype)) == 0 &&
                 s->elem_bytes == tsr_dtype_info((unsigned)d->t.dtype)->bytes_per_unit;
     for (int i = 0; same && i < d->t.rank; i++) {
         same = s->dims[lead + i] == (uint64_t)dims[i];
     }
     uint64_t items = 1;
-    for (items = family ? 0 : 1; family && items < d->expert_count && d->experts[items] < d->t.expert_count;) {
+    for (items = family ? 0 : 1;
+         family && items < d->expert_count && d->experts[items] < d->t.expert_count;) {
         items++;
     }
     same = same && (!family || s->dims[0] == items);
@@ -58,8 +60,8 @@ static tsr_status on_dataset(void *payload, const tsr_h5_seen *s, tsr_err *err)
     return TSR_OK;
 }
 
-static tsr_status on_chunk(void *payload, const tsr_h5_seen *s, const uint64_t *coords, uint64_t offset, uint64_t bytes,
-                           unsigned mask, tsr_err *err)
+static tsr_status on_chunk(void *payload, const tsr_h5_seen *s, const uint64_t *coords, uint64_t offset,
+                           uint64_t bytes, unsigned mask, tsr_err *err)
 {
     (void)err;
     deep *d = payload;
@@ -80,7 +82,8 @@ static tsr_status on_chunk(void *payload, const tsr_h5_seen *s, const uint64_t *
         at *= tsr_dtype_info((unsigned)t->dtype)->bytes_per_unit;
     }
     uint64_t first = t->chunks > 0 ? tsr_chunk_at(t->block_bytes, t->chunk_bytes, at) : 0;
-    uint64_t last = s->chunk != NULL ? first : t->chunks - 1; /* contiguous: one data set, all our extents in a row */
+    uint64_t last = s->chunk != NULL ? first
+                                     : t->chunks - 1; /* contiguous: one data set, all our extents in a row */
     uint64_t sum = 0;
     for (uint64_t k = first; k <= last && k < t->chunks; k++) {
         tsr_status st = tsr_ckpt_extent(d->v->c, t, item, (uint32_t)k, &x, NULL);
@@ -128,7 +131,8 @@ static tsr_status walk_file(verifier *v, uint32_t file, tsr_err *err)
 tsr_status verify_deep(verifier *v, tsr_err *err)
 {
     if (!tsr_fs_is_dir(v->dir->path)) {
-        verify_tell(v, TSR_OK, v->dir->path, "HDF5 structure", "not compared inside a tar (unpack it to do so)");
+        verify_tell(v, TSR_OK, v->dir->path, "HDF5 structure",
+                    "not compared inside a tar (unpack it to do so)");
         return TSR_OK;
     }
     for (uint32_t i = 0; i < tsr_ckpt_file_count(v->c); i++) {

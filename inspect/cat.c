@@ -23,8 +23,8 @@ typedef struct printer {
     bool (*put)(void *payload, const void *data, size_t n);
     void *payload;
     const char *name;
-    int64_t item, scales;      /* items of the map; scales -1: none */
-    tsr_dtype dtype, out;      /* as stored; as written (TSR_DT_NONE: stored codes) */
+    int64_t item, scales; /* items of the map; scales -1: none */
+    tsr_dtype dtype, out; /* as stored; as written (TSR_DT_NONE: stored codes) */
     int rank;
     int64_t shape[TSR_RANK_MAX];
     selection sel;
@@ -68,8 +68,8 @@ static tsr_status parse_slice(printer *p, tsr_err *err)
         }
         const char *begin = s;
         if (i >= p->rank || !parse_bound(&s, p->shape[i], 0, &p->sel.from[i])) {
-            TSR_FAIL(err, TSR_E_USAGE, "--slice %s: does not fit the %d dimensions of %s (write 0:4,:,3)", p->o->slice, p->rank,
-                     p->name);
+            TSR_FAIL(err, TSR_E_USAGE, "--slice %s: does not fit the %d dimensions of %s (write 0:4,:,3)",
+                     p->o->slice, p->rank, p->name);
         }
         if (*s == ':') {
             s++;
@@ -80,8 +80,8 @@ static tsr_status parse_slice(printer *p, tsr_err *err)
             p->sel.to[i] = p->sel.from[i] + 1;
             p->sel.drop[i] = true;
             if (s == begin || p->sel.from[i] >= p->shape[i]) {
-                TSR_FAIL(err, TSR_E_USAGE, "--slice %s: index outside dimension %d of %s, which has %lld", p->o->slice, i,
-                         p->name, (long long)p->shape[i]);
+                TSR_FAIL(err, TSR_E_USAGE, "--slice %s: index outside dimension %d of %s, which has %lld",
+                         p->o->slice, i, p->name, (long long)p->shape[i]);
             }
         }
         p->sel.to[i] = p->sel.to[i] < p->sel.from[i] ? p->sel.from[i] : p->sel.to[i];
@@ -102,19 +102,21 @@ static tsr_status load_run(printer *p, int64_t row, int64_t c, int64_t n, tsr_er
     int64_t cols = p->rank > 0 ? p->shape[p->rank - 1] : 1;
     int64_t lead = c % t->elems_per_unit, from = c - lead, whole = n + lead + (n + lead) % t->elems_per_unit;
     uint64_t off = ((uint64_t)row * (uint64_t)cols + (uint64_t)from) / t->elems_per_unit * t->bytes_per_unit;
-    TSR_TRY(tsr_map_read(p->v->map, p->item, off, p->raw, (size_t)(whole / t->elems_per_unit) * t->bytes_per_unit, err));
+    TSR_TRY(tsr_map_read(p->v->map, p->item, off, p->raw,
+                         (size_t)(whole / t->elems_per_unit) * t->bytes_per_unit, err));
     tsr_to_f64(p->dtype, p->raw, (uint64_t)lead, (uint64_t)n, p->val);
     if (p->scales < 0 || p->o->codes) {
         return TSR_OK;
     }
     int64_t first = c / 32, count = (c + n + 31) / 32 - first;
-    TSR_TRY(tsr_map_read(p->v->map, p->scales, (uint64_t)row * (uint64_t)(cols / 32) + (uint64_t)first, p->scale,
-                         (size_t)count, err));
+    TSR_TRY(tsr_map_read(p->v->map, p->scales, (uint64_t)row * (uint64_t)(cols / 32) + (uint64_t)first,
+                         p->scale, (size_t)count, err));
     for (int64_t i = 0; i < n; i++) {
         p->val[i] *= (double)tsr_e8m0_to_f32(p->scale[(c + i) / 32 - first]);
         if (p->out != TSR_DT_F64 && p->out != TSR_DT_NONE && fabs(p->val[i]) > (double)FLT_MAX) {
             if (!p->o->saturate) {
-                TSR_FAIL(err, TSR_E_NUMERIC, "%s: row %lld: %g does not fit %s (--saturate accepts the largest value)", p->name,
+                TSR_FAIL(err, TSR_E_NUMERIC,
+                         "%s: row %lld: %g does not fit %s (--saturate accepts the largest value)", p->name,
                          (long long)row, p->val[i], tsr_dtype_name((unsigned)p->out));
             }
             p->val[i] = copysign((double)FLT_MAX, p->val[i]);
@@ -148,7 +150,8 @@ static size_t encode_run(printer *p, int64_t n)
 
 static tsr_status put_all(printer *p, const void *data, size_t n, tsr_err *err)
 {
-    return p->put(p->payload, data, n) ? TSR_OK : TSR_ERR(err, TSR_E_IO, "%s: output cannot be written", p->name);
+    return p->put(p->payload, data, n) ? TSR_OK
+                                       : TSR_ERR(err, TSR_E_IO, "%s: output cannot be written", p->name);
 }
 
 static uint64_t bits_at(const uint8_t *p, size_t size)
@@ -164,17 +167,19 @@ static int text_of(const printer *p, int64_t i, char *buf, size_t room)
     tsr_dtype dt = p->out != TSR_DT_NONE ? p->out : p->dtype;
     if (p->o->format == TSR_CAT_HEX) {
         const tsr_dtype_traits *t = tsr_dtype_info((unsigned)dt);
-        if (p->out == TSR_DT_NONE && t->elems_per_unit == 2) { /* val holds bare codes' values: take the nibble */
+        if (p->out == TSR_DT_NONE &&
+            t->elems_per_unit == 2) { /* val holds bare codes' values: take the nibble */
             uint8_t byte = p->raw[i / 2];
             return snprintf(buf, room, "%x", i % 2 == 0 ? byte & 15 : byte >> 4);
         }
         const uint8_t *from = p->out != TSR_DT_NONE ? p->enc : p->raw;
-        return snprintf(buf, room, "%0*" PRIx64, t->bytes_per_unit * 2, bits_at(from + (size_t)i * t->bytes_per_unit,
-                                                                                 t->bytes_per_unit));
+        return snprintf(buf, room, "%0*" PRIx64, t->bytes_per_unit * 2,
+                        bits_at(from + (size_t)i * t->bytes_per_unit, t->bytes_per_unit));
     }
     if (p->out == TSR_DT_NONE && (dt == TSR_DT_I64 || dt == TSR_DT_U64)) {
         uint64_t v = bits_at(p->raw + (size_t)i * 8, 8);
-        return dt == TSR_DT_I64 ? snprintf(buf, room, "%" PRId64, (int64_t)v) : snprintf(buf, room, "%" PRIu64, v);
+        return dt == TSR_DT_I64 ? snprintf(buf, room, "%" PRId64, (int64_t)v)
+                                : snprintf(buf, room, "%" PRIu64, v);
     }
     double v = p->val[i];
     if (p->out != TSR_DT_NONE) { /* the value after rounding */
@@ -194,8 +199,9 @@ static tsr_status print_run(printer *p, int64_t c, int64_t n, bool first, tsr_er
         if (p->out == TSR_DT_NONE && t->elems_per_unit > 1 && (c % 2 != 0 || n % 2 != 0)) {
             TSR_FAIL(err, TSR_E_USAGE, "--slice: packed codes are cut at even columns only");
         }
-        return p->out != TSR_DT_NONE ? put_all(p, p->enc, (size_t)n * size, err)
-                                     : put_all(p, p->raw, (size_t)n / t->elems_per_unit * t->bytes_per_unit, err);
+        return p->out != TSR_DT_NONE
+                   ? put_all(p, p->enc, (size_t)n * size, err)
+                   : put_all(p, p->raw, (size_t)n / t->elems_per_unit * t->bytes_per_unit, err);
     }
     size_t used = 0;
     if (p->out == TSR_DT_NONE && tsr_dtype_info((unsigned)p->dtype)->elems_per_unit > 1 && c % 2 != 0) {
@@ -222,9 +228,9 @@ static tsr_status print_run(printer *p, int64_t c, int64_t n, bool first, tsr_er
 static tsr_status npy_header(printer *p, tsr_err *err)
 {
     static const char *const descr[TSR_DT_COUNT] = {
-        [TSR_DT_F64] = "<f8", [TSR_DT_F32] = "<f4", [TSR_DT_F16] = "<f2", [TSR_DT_BF16] = "<u2", [TSR_DT_I64] = "<i8",
-        [TSR_DT_I32] = "<i4", [TSR_DT_I16] = "<i2", [TSR_DT_I8] = "|i1",  [TSR_DT_U64] = "<u8",  [TSR_DT_U32] = "<u4",
-        [TSR_DT_U16] = "<u2", [TSR_DT_BOOL] = "|b1",
+        [TSR_DT_F64] = "<f8", [TSR_DT_F32] = "<f4", [TSR_DT_F16] = "<f2", [TSR_DT_BF16] = "<u2",
+        [TSR_DT_I64] = "<i8", [TSR_DT_I32] = "<i4", [TSR_DT_I16] = "<i2", [TSR_DT_I8] = "|i1",
+        [TSR_DT_U64] = "<u8", [TSR_DT_U32] = "<u4", [TSR_DT_U16] = "<u2", [TSR_DT_BOOL] = "|b1",
     };
     tsr_dtype dt = p->out != TSR_DT_NONE ? p->out : p->dtype;
     char head[2048], shape[1024] = "";
@@ -236,7 +242,8 @@ static tsr_status npy_header(printer *p, tsr_err *err)
             n /= tsr_dtype_info((unsigned)dt)->elems_per_unit;
         }
         if (!p->sel.drop[i]) {
-            used += (size_t)snprintf(shape + used, sizeof shape - used, "%s%" PRId64, kept++ > 0 ? ", " : "", n);
+            used += (size_t)snprintf(shape + used, sizeof shape - used, "%s%" PRId64, kept++ > 0 ? ", " : "",
+                                     n);
         }
     }
     int n = snprintf(head, sizeof head - 64, "{'descr': '%s', 'fortran_order': False, 'shape': (%s%s), }",
@@ -334,7 +341,8 @@ static tsr_status set_up(printer *p, tsr_err *err)
             rows *= (uint64_t)p->shape[i];
         }
         if (cols % 32 != 0 || m->source->tensors[m->src[p->scales]].bytes != rows * (uint64_t)(cols / 32)) {
-            TSR_FAIL(err, TSR_E_FORMAT, "%s: %lld columns need one scale per 32, its scale tensor has another size", p->name,
+            TSR_FAIL(err, TSR_E_FORMAT,
+                     "%s: %lld columns need one scale per 32, its scale tensor has another size", p->name,
                      (long long)cols);
         }
         bool values = p->o->format == TSR_CAT_TEXT || p->o->format == TSR_CAT_NPY;
@@ -346,8 +354,8 @@ static tsr_status set_up(printer *p, tsr_err *err)
 }
 
 tsr_status tsr_inspect_cat(const tsr_view *v, int64_t item, const tsr_cat_opts *o,
-                           bool (*put)(void *payload, const void *data, size_t n), void *payload, uint64_t *to_inf,
-                           tsr_err *err)
+                           bool (*put)(void *payload, const void *data, size_t n), void *payload,
+                           uint64_t *to_inf, tsr_err *err)
 {
     char name[4400];
     uint64_t spare = 0;

@@ -25,7 +25,8 @@ typedef struct differ {
 
 const char *tsr_diff_state_name(tsr_diff_state s)
 {
-    static const char *const names[] = { "equal", "only in A", "only in B", "dtype differs", "shape differs", "bytes differ" };
+    static const char *const names[] = { "equal",         "only in A",     "only in B",
+                                         "dtype differs", "shape differs", "bytes differ" };
     return (unsigned)s < 6 ? names[s] : "?";
 }
 
@@ -114,8 +115,8 @@ static void compare_bits(const differ *d, tsr_dtype dt, uint64_t base, size_t by
     }
 }
 
-static tsr_status compare_content(differ *d, int64_t ia, int64_t ib, tsr_dtype dt, uint64_t bytes, tsr_diff_row *r,
-                                  tsr_err *err)
+static tsr_status compare_content(differ *d, int64_t ia, int64_t ib, tsr_dtype dt, uint64_t bytes,
+                                  tsr_diff_row *r, tsr_err *err)
 {
     const tsr_dtype_traits *t = tsr_dtype_info((unsigned)dt);
     d->sum_a = d->sum_diff = 0;
@@ -148,13 +149,15 @@ static int compare_hashes(const differ *d, uint32_t ga, uint32_t gb, int32_t exp
     const tsr_ckpt *a = d->a->source->ckpt, *b = d->b->source->ckpt;
     tsr_tensor_info ta, tb;
     if (!d->o->hashes || a == NULL || b == NULL || tsr_ckpt_tensor(a, ga, &ta, NULL) != TSR_OK ||
-        tsr_ckpt_tensor(b, gb, &tb, NULL) != TSR_OK || ta.chunks != tb.chunks || ta.chunk_bytes != tb.chunk_bytes) {
+        tsr_ckpt_tensor(b, gb, &tb, NULL) != TSR_OK || ta.chunks != tb.chunks ||
+        ta.chunk_bytes != tb.chunk_bytes) {
         return -1;
     }
     uint32_t item = expert > 0 ? (uint32_t)expert : 0;
     for (uint32_t c = 0; c < ta.chunks; c++) {
         tsr_extent_info x, y;
-        if (tsr_ckpt_extent(a, &ta, item, c, &x, NULL) != TSR_OK || tsr_ckpt_extent(b, &tb, item, c, &y, NULL) != TSR_OK) {
+        if (tsr_ckpt_extent(a, &ta, item, c, &x, NULL) != TSR_OK ||
+            tsr_ckpt_extent(b, &tb, item, c, &y, NULL) != TSR_OK) {
             return -1;
         }
         if (x.raw_hash != y.raw_hash || x.payload_bytes != y.payload_bytes) {
@@ -191,7 +194,8 @@ static tsr_status compare_item(differ *d, int64_t ia, const char *name, tsr_err 
         for (int i = 0; i < x->rank; i++) {
             r.elements *= (uint64_t)x->shape[i];
         }
-        bool shape = x->rank == y->rank && (x->rank == 0 || memcmp(x->shape, y->shape, (size_t)x->rank * 8) == 0);
+        bool shape = x->rank == y->rank &&
+                     (x->rank == 0 || memcmp(x->shape, y->shape, (size_t)x->rank * 8) == 0);
         r.state = x->dtype != y->dtype ? TSR_DIFF_DTYPE : !shape ? TSR_DIFF_SHAPE : TSR_DIFF_EQUAL;
         int hashed = r.state == TSR_DIFF_EQUAL ? compare_hashes(d, ga, gb, expert) : -1;
         if (r.state == TSR_DIFF_EQUAL && hashed < 0) {
@@ -222,20 +226,22 @@ static tsr_status compare_all(differ *d, tsr_err *err)
         (void)tsr_map_name(b, i, name, sizeof name);
         int64_t other = b->src[i] >= 0 && selected(d->o, name) ? tsr_map_find(a, name, NULL) : 0;
         if (b->src[i] >= 0 && selected(d->o, name) && (other < 0 || a->src[other] < 0)) {
-            tsr_diff_row r = { .name = name, .state = TSR_DIFF_ONLY_B,
+            tsr_diff_row r = { .name = name,
+                               .state = TSR_DIFF_ONLY_B,
                                .dtype_b = b->groups[tsr_map_group(b, i, NULL)].dtype };
             tell(d, &r);
         }
     }
     const tsr_source *s = d->a->source, *t = d->b->source;
     d->out->config_differs = s->config_json != NULL && t->config_json != NULL &&
-                             (s->config_bytes != t->config_bytes || memcmp(s->config_json, t->config_json, s->config_bytes) != 0);
+                             (s->config_bytes != t->config_bytes ||
+                              memcmp(s->config_json, t->config_json, s->config_bytes) != 0);
     return TSR_OK;
 }
 
 tsr_status tsr_inspect_diff(const tsr_view *a, const tsr_view *b, const tsr_diff_opts *o,
-                            void (*fn)(void *payload, const tsr_diff_row *row), void *payload, tsr_diff_summary *out,
-                            tsr_err *err)
+                            void (*fn)(void *payload, const tsr_diff_row *row), void *payload,
+                            tsr_diff_summary *out, tsr_err *err)
 {
     *out = (tsr_diff_summary){ 0 };
     size_t values = o->values ? PIECE * 2 * sizeof(double) : 0; /* packed types: two elements a byte */

@@ -33,8 +33,8 @@ typedef struct tsr_diff_row {
 } tsr_diff_row;
 
 typedef struct tsr_diff_opts {
-    bool values;    /* compare values: +0 equals -0, NaN equals NaN; else bits */
-    bool hashes;    /* two Tessera checkpoints: compare 64-bit checksums instead of bytes */
+    bool values;              /* compare values: +0 equals -0, NaN equals NaN; else bits */
+    bool hashes;              /* two Tessera checkpoints: compare 64-bit checksums instead of bytes */
     const char *const *globs; /* canonical names, NULL-terminated; NULL: all */
     bool equal_rows;          /* report equal tensors too */
     tsr_progress progress;
@@ -64,8 +64,8 @@ typedef struct tsr_cat_opts {
  * status is TSR_E_IO). *to_inf counts finite values that became infinite in a conversion. Bounded memory.
  * TSR_E_USAGE: a slice that does not fit; TSR_E_NUMERIC: overflow, names tensor and row. */
 TSR_NODISCARD tsr_status tsr_inspect_cat(const tsr_view *v, int64_t item, const tsr_cat_opts *o,
-                                         bool (*put)(void *payload, const void *data, size_t n), void *payload,
-                                         uint64_t *to_inf, tsr_err *err);
+                                         bool (*put)(void *payload, const void *data, size_t n),
+                                         void *payload, uint64_t *to_inf, tsr_err *err);
 
 /* ---- scan ------------------------------------------------------------------------------------------------------------ */
 

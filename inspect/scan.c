@@ -6,8 +6,8 @@
 
 /* One scale tensor: rows of all but its last dimension. */
 static tsr_status scan_item(const tsr_view *v, int64_t item, const tsr_tensor_decl *d,
-                            void (*fn)(void *payload, const char *tensor, int64_t row, int64_t nan_values), void *payload,
-                            tsr_err *err)
+                            void (*fn)(void *payload, const char *tensor, int64_t row, int64_t nan_values),
+                            void *payload, tsr_err *err)
 {
     enum { PIECE = 1 << 18 };
     uint64_t bytes = v->map->source->tensors[v->map->src[item]].bytes;
@@ -50,7 +50,8 @@ static bool ends_with(const char *s, const char *tail)
 }
 
 tsr_status tsr_inspect_scan_scales(const tsr_view *v,
-                                   void (*fn)(void *payload, const char *tensor, int64_t row, int64_t nan_values),
+                                   void (*fn)(void *payload, const char *tensor, int64_t row,
+                                              int64_t nan_values),
                                    void *payload, tsr_err *err)
 {
     const tsr_map *m = v->map;

@@ -30,7 +30,8 @@ uint16_t tsr_f32_to_bf16(float x)
     if ((u & 0x7fffffffu) > 0x7f800000u) {
         return (uint16_t)((u >> 31) << 15 | 0x7fc0u);
     }
-    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16); /* ties to even; carries into the exponent are right */
+    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >>
+                      16); /* ties to even; carries into the exponent are right */
 }
 
 /* A small float by its parts: sign, exponent and mantissa bits, bias; ieee: all-ones exponent is Inf or NaN. */
@@ -74,7 +75,9 @@ uint16_t tsr_f32_to_f16(float x)
 float tsr_f8_to_f32(tsr_dtype dt, uint8_t x)
 {
     switch (dt) {
-    case TSR_DT_F8_E4M3: return (x & 0x7f) == 0x7f ? from_bits((uint32_t)(x >> 7) << 31 | 0x7fc00000u) : small_to_f32(x, 4, 3, 7, false);
+    case TSR_DT_F8_E4M3:
+        return (x & 0x7f) == 0x7f ? from_bits((uint32_t)(x >> 7) << 31 | 0x7fc00000u)
+                                  : small_to_f32(x, 4, 3, 7, false);
     case TSR_DT_F8_E5M2: return small_to_f32(x, 5, 2, 15, true);
     case TSR_DT_F8_E4M3FNUZ: return x == 0x80 ? from_bits(0x7fc00000u) : small_to_f32(x, 4, 3, 8, false);
     case TSR_DT_F8_E5M2FNUZ: return x == 0x80 ? from_bits(0x7fc00000u) : small_to_f32(x, 5, 2, 16, false);
@@ -93,12 +96,12 @@ float tsr_e2m1_to_f32(uint8_t x)
     return values[x & 15];
 }
 
-#define EACH(type, expr)                                                                                             \
-    for (uint64_t i = 0; i < n; i++) {                                                                               \
-        type v;                                                                                                      \
-        memcpy(&v, p + (first + i) * sizeof v, sizeof v);                                                            \
-        dst[i] = (double)(expr);                                                                                     \
-    }                                                                                                                \
+#define EACH(type, expr)                                                                                     \
+    for (uint64_t i = 0; i < n; i++) {                                                                       \
+        type v;                                                                                              \
+        memcpy(&v, p + (first + i) * sizeof v, sizeof v);                                                    \
+        dst[i] = (double)(expr);                                                                             \
+    }                                                                                                        \
     return
 
 void tsr_to_f64(tsr_dtype dt, const void *src, uint64_t first, uint64_t n, double *dst)
@@ -134,8 +137,8 @@ void tsr_to_f64(tsr_dtype dt, const void *src, uint64_t first, uint64_t n, doubl
     }
 }
 
-void tsr_mxfp4_to_f32(const uint8_t *packed, const uint8_t *scales, int64_t rows, int64_t cols, bool saturate, float *dst,
-                      int64_t *overflow_row)
+void tsr_mxfp4_to_f32(const uint8_t *packed, const uint8_t *scales, int64_t rows, int64_t cols, bool saturate,
+                      float *dst, int64_t *overflow_row)
 {
     TSR_ASSERT(cols % 32 == 0);
     if (overflow_row != NULL) {
@@ -144,7 +147,8 @@ void tsr_mxfp4_to_f32(const uint8_t *packed, const uint8_t *scales, int64_t rows
     for (int64_t r = 0; r < rows; r++) {
         for (int64_t c = 0; c < cols; c++) {
             uint8_t byte = packed[r * (cols / 2) + c / 2], scale = scales[r * (cols / 32) + c / 32];
-            double v = (double)tsr_e2m1_to_f32(c % 2 == 0 ? byte : byte >> 4) * (double)tsr_e8m0_to_f32(scale);
+            double v = (double)tsr_e2m1_to_f32(c % 2 == 0 ? byte : byte >> 4) *
+                       (double)tsr_e8m0_to_f32(scale);
             if (fabs(v) > (double)FLT_MAX) { /* a finite code times a finite scale */
                 if (overflow_row != NULL && *overflow_row < 0) {
                     *overflow_row = r;

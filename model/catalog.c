@@ -62,8 +62,9 @@ static void kda(sink *k)
     matrix(k, "attn.o.weight", s->hidden, width);
     static const char *const conv[] = { "attn.q_conv.weight", "attn.k_conv.weight", "attn.v_conv.weight" };
     for (int i = 0; i < 3; i++) { /* also seen without the middle dimension */
-        emit(k, conv[i], small, (tsr_tensor_rule){ .rank = 3, .shape = { width, 1, s->conv_kernel }, .float_any = true,
-                                                   .shape_loose = true });
+        emit(k, conv[i], small,
+             (tsr_tensor_rule){
+                 .rank = 3, .shape = { width, 1, s->conv_kernel }, .float_any = true, .shape_loose = true });
     }
     matrix(k, "attn.f_a.weight", d, s->hidden);
     matrix(k, "attn.f_b.weight", width, d);
@@ -71,7 +72,8 @@ static void kda(sink *k)
     vector(k, "attn.dt_bias", TSR_DT_F32, width);
     if (k3) { /* one value a head, padded with zeros to the head dimension */
         emit(k, "attn.a_log", TSR_DT_F32,
-             (tsr_tensor_rule){ .rank = 1, .shape = { s->kda_heads > d ? s->kda_heads : d }, .shape_loose = true });
+             (tsr_tensor_rule){
+                 .rank = 1, .shape = { s->kda_heads > d ? s->kda_heads : d }, .shape_loose = true });
     } else {
         emit(k, "attn.a_log", TSR_DT_F32,
              (tsr_tensor_rule){ .rank = 4, .shape = { 1, 1, s->kda_heads, 1 }, .shape_loose = true });
@@ -101,8 +103,9 @@ static void mla(sink *k)
 
 static void expert_matrix(sink *k, const char *leaf, const char *scale, int64_t out, int64_t in)
 {
-    tsr_tensor_rule r = { .rank = 2, .shape = { out, in }, .klass = TSR_CLASS_EXPERTS,
-                          .expert_count = (uint32_t)k->s->experts };
+    tsr_tensor_rule r = {
+        .rank = 2, .shape = { out, in }, .klass = TSR_CLASS_EXPERTS, .expert_count = (uint32_t)k->s->experts
+    };
     if (!k->s->experts_mxfp4) {
         r.float_any = true;
         emit(k, leaf, TSR_DT_BF16, r);
@@ -177,8 +180,10 @@ tsr_status tsr_spec_each_tensor(const tsr_spec *s, tsr_tensor_rule_fn fn, void *
     k.layer = -1;
     vector(&k, "final_norm.weight", TSR_DT_BF16, s->hidden);
     residual(&k, "output_res.norm.weight", "output_res.proj.weight");
-    emit(&k, "head.weight", TSR_DT_BF16, (tsr_tensor_rule){ .rank = 2, .shape = { s->vocab, s->hidden }, .float_any = true,
-                                                            .optional = s->tied_embeddings });
+    emit(
+        &k, "head.weight", TSR_DT_BF16,
+        (tsr_tensor_rule){
+            .rank = 2, .shape = { s->vocab, s->hidden }, .float_any = true, .optional = s->tied_embeddings });
     return k.st;
 }
 
@@ -198,7 +203,8 @@ static tsr_status add_sizes(void *payload, const tsr_tensor_rule *r, tsr_err *er
     for (int i = 0; i < r->rank; i++) {
         fits = fits && tsr_mul_u64(elems, (uint64_t)r->shape[i], &elems);
     }
-    fits = fits && tsr_mul_u64(elems, items, &elems) && tsr_add_u64(z->out->bytes_total, bytes, &z->out->bytes_total);
+    fits = fits && tsr_mul_u64(elems, items, &elems) &&
+           tsr_add_u64(z->out->bytes_total, bytes, &z->out->bytes_total);
     if (!fits) {
         TSR_FAIL(err, TSR_E_LIMIT, "config.json: %s: its size does not fit 64 bits", r->name);
     }
@@ -227,8 +233,10 @@ tsr_status tsr_spec_sizes_of(const tsr_spec *s, tsr_spec_sizes *out, tsr_err *er
     *out = (tsr_spec_sizes){ 0 };
     sizer z = { s, out, -1 };
     TSR_TRY(tsr_spec_each_tensor(s, add_sizes, &z, err));
-    uint64_t routed_active = s->experts > 0 ? out->params_routed / (uint64_t)s->experts * (uint64_t)s->top_k : 0;
+    uint64_t routed_active = s->experts > 0 ? out->params_routed / (uint64_t)s->experts * (uint64_t)s->top_k
+                                            : 0;
     uint64_t embed = (uint64_t)s->vocab * (uint64_t)s->hidden;
-    out->params_active = out->params_total - out->params_routed + routed_active - (s->tied_embeddings ? 0 : embed);
+    out->params_active = out->params_total - out->params_routed + routed_active -
+                         (s->tied_embeddings ? 0 : embed);
     return TSR_OK;
 }

@@ -35,8 +35,8 @@ static int64_t integer(reader *r, const char *key, int64_t fallback, int64_t low
     }
     int64_t n = json_integer_value(v);
     if (!json_is_integer(v) || n < low || n > high) {
-        r->st = TSR_ERR(r->err, TSR_E_FORMAT, "config.json: %s%s: must be a whole number from %lld to %lld", r->where, key,
-                        (long long)low, (long long)high);
+        r->st = TSR_ERR(r->err, TSR_E_FORMAT, "config.json: %s%s: must be a whole number from %lld to %lld",
+                        r->where, key, (long long)low, (long long)high);
         return low;
     }
     return n;
@@ -75,20 +75,22 @@ static void layer_list(reader *r, tsr_spec *s, const char *key, tsr_layer_kind k
         return;
     }
     if (!json_is_array(list)) {
-        r->st = TSR_ERR(r->err, list == NULL ? TSR_E_MISSING : TSR_E_FORMAT, "config.json: %s%s: must be a list of layer numbers",
-                        r->where, key);
+        r->st = TSR_ERR(r->err, list == NULL ? TSR_E_MISSING : TSR_E_FORMAT,
+                        "config.json: %s%s: must be a list of layer numbers", r->where, key);
         return;
     }
-    json_array_foreach(list, i, v) {
+    json_array_foreach(list, i, v)
+    {
         int64_t n = json_integer_value(v);
         if (!json_is_integer(v) || n < 1 || n > s->layers) {
-            r->st = TSR_ERR(r->err, TSR_E_CONFLICT, "config.json: %s%s: entry %zu is no layer (they count from 1 to %d)",
-                            r->where, key, i, s->layers);
+            r->st = TSR_ERR(r->err, TSR_E_CONFLICT,
+                            "config.json: %s%s: entry %zu is no layer (they count from 1 to %d)", r->where,
+                            key, i, s->layers);
             return;
         }
         if (seen[n - 1]) {
-            r->st = TSR_ERR(r->err, TSR_E_CONFLICT, "config.json: %s%s: layer %lld is listed twice", r->where, key,
-                            (long long)n);
+            r->st = TSR_ERR(r->err, TSR_E_CONFLICT, "config.json: %s%s: layer %lld is listed twice", r->where,
+                            key, (long long)n);
             return;
         }
         seen[n - 1] = 1;
@@ -98,7 +100,8 @@ static void layer_list(reader *r, tsr_spec *s, const char *key, tsr_layer_kind k
 
 static void linear_attention(reader *text, tsr_spec *s)
 {
-    reader r = { json_object_get(text->obj, "linear_attn_config"), "linear_attn_config.", text->err, text->st };
+    reader r = { json_object_get(text->obj, "linear_attn_config"), "linear_attn_config.", text->err,
+                 text->st };
     uint8_t seen[TSR_LAYER_MAX] = { 0 };
     if (r.st == TSR_OK && !json_is_object(r.obj)) {
         r.st = TSR_ERR(r.err, TSR_E_MISSING, "config.json: %slinear_attn_config: is missing", text->where);
@@ -107,12 +110,14 @@ static void linear_attention(reader *text, tsr_spec *s)
     s->kda_head_dim = integer(&r, "head_dim", -1, 1, DIM_MAX);
     s->conv_kernel = integer(&r, "short_conv_kernel_size", 4, 1, 64);
     s->gate_lower_bound = number(&r, "gate_lower_bound", 0);
-    s->kda_full_rank_gate = boolean(&r, "use_full_rank_gate", boolean(text, "use_full_rank_gate", s->arch == TSR_ARCH_KIMI_K3));
+    s->kda_full_rank_gate = boolean(&r, "use_full_rank_gate",
+                                    boolean(text, "use_full_rank_gate", s->arch == TSR_ARCH_KIMI_K3));
     layer_list(&r, s, "kda_layers", TSR_LAYER_KDA, seen);
     layer_list(&r, s, "full_attn_layers", TSR_LAYER_MLA, seen);
     for (int32_t i = 0; r.st == TSR_OK && i < s->layers; i++) {
         if (!seen[i]) {
-            r.st = TSR_ERR(r.err, TSR_E_CONFLICT, "config.json: linear_attn_config: layer %d is in neither list (they count from 1)",
+            r.st = TSR_ERR(r.err, TSR_E_CONFLICT,
+                           "config.json: linear_attn_config: layer %d is in neither list (they count from 1)",
                            i + 1);
         }
     }
@@ -122,10 +127,12 @@ static void linear_attention(reader *text, tsr_spec *s)
 static void moe(reader *r, tsr_spec *s)
 {
     s->experts = integer(r, "num_experts", -1, 1, (int64_t)1 << 20);
-    int64_t a = integer(r, "num_experts_per_token", 0, 1, s->experts), b = integer(r, "num_experts_per_tok", 0, 1, s->experts);
+    int64_t a = integer(r, "num_experts_per_token", 0, 1, s->experts),
+            b = integer(r, "num_experts_per_tok", 0, 1, s->experts);
     if (r->st == TSR_OK && a != 0 && b != 0 && a != b) {
-        r->st = TSR_ERR(r->err, TSR_E_CONFLICT, "config.json: %snum_experts_per_token is %lld, num_experts_per_tok is %lld",
-                        r->where, (long long)a, (long long)b);
+        r->st = TSR_ERR(r->err, TSR_E_CONFLICT,
+                        "config.json: %snum_experts_per_token is %lld, num_experts_per_tok is %lld", r->where,
+                        (long long)a, (long long)b);
     }
     s->top_k = a != 0 ? a : b;
     if (r->st == TSR_OK && s->top_k == 0) {
@@ -159,7 +166,8 @@ static tsr_status fill(tsr_spec *s, json_t *root, json_t *text, tsr_err *err)
     s->dense_inter = integer(&r, "intermediate_size", -1, 1, DIM_MAX);
     s->res_block = integer(&r, "attn_res_block_size", 0, 0, TSR_LAYER_MAX);
     s->rms_eps = number(&r, "rms_norm_eps", 1e-5);
-    s->context = integer(&r, "max_position_embeddings", integer(&r, "model_max_length", 0, 0, INT64_MAX), 0, INT64_MAX);
+    s->context = integer(&r, "max_position_embeddings", integer(&r, "model_max_length", 0, 0, INT64_MAX), 0,
+                         INT64_MAX);
     moe(&r, s);
     attention(&r, s);
     reader top = { root, "", err, r.st };
@@ -189,9 +197,11 @@ tsr_status tsr_spec_parse(tsr_spec *out, const char *config_json, size_t bytes, 
         out->arch = TSR_ARCH_KIMI_K3;
     } else if (type != NULL && strcmp(type, "kimi_linear") == 0) {
         /* K3's language part alone has this type too: block residuals tell them apart */
-        out->arch = json_object_get(text, "attn_res_block_size") != NULL ? TSR_ARCH_KIMI_K3 : TSR_ARCH_KIMI_LINEAR;
+        out->arch = json_object_get(text, "attn_res_block_size") != NULL ? TSR_ARCH_KIMI_K3
+                                                                         : TSR_ARCH_KIMI_LINEAR;
     } else {
-        st = TSR_ERR(err, type == NULL ? TSR_E_MISSING : TSR_E_UNSUPPORTED, "config.json: model_type: %s (known: kimi_k3, kimi_linear)",
+        st = TSR_ERR(err, type == NULL ? TSR_E_MISSING : TSR_E_UNSUPPORTED,
+                     "config.json: model_type: %s (known: kimi_k3, kimi_linear)",
                      type == NULL ? "is missing" : type);
     }
     if (st == TSR_OK) {

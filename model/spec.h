@@ -35,8 +35,8 @@ typedef struct tsr_spec {
     bool experts_mxfp4;
     int64_t res_block; /* attention residual block size, 0: none */
     bool tied_embeddings;
-    bool vision;       /* config has a vision part */
-    int64_t context;   /* longest position count the config promises, 0 unknown */
+    bool vision;     /* config has a vision part */
+    int64_t context; /* longest position count the config promises, 0 unknown */
     double rms_eps;
 } tsr_spec;
 
@@ -52,7 +52,8 @@ typedef struct tsr_tensor_rule {
     bool float_any;   /* f32, bf16 and f16 are all fine */
     int rank;
     int64_t shape[4];
-    bool shape_loose; /* A_log padded or [1,1,H,1]; conv of rank 2: element count may be larger or rank differ */
+    bool
+        shape_loose; /* A_log padded or [1,1,H,1]; conv of rank 2: element count may be larger or rank differ */
     bool optional;
     tsr_class klass;
     int32_t layer;
@@ -62,11 +63,13 @@ typedef struct tsr_tensor_rule {
 typedef tsr_status (*tsr_tensor_rule_fn)(void *payload, const tsr_tensor_rule *r, tsr_err *err);
 /* Calls fn once per tensor or family, in file order: embedding, layers, final norm, head, vision. The one source
  * of names and shapes. Stops at fn's first failure and returns it. */
-TSR_NODISCARD tsr_status tsr_spec_each_tensor(const tsr_spec *s, tsr_tensor_rule_fn fn, void *payload, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_spec_each_tensor(const tsr_spec *s, tsr_tensor_rule_fn fn, void *payload,
+                                              tsr_err *err);
 
 /* Sizes of a model that need not exist yet. Parameters count logical elements (no scales). */
 typedef struct tsr_spec_sizes {
-    uint64_t params_total, params_routed, params_active; /* active: with top-k experts, without input embedding */
+    uint64_t params_total, params_routed,
+        params_active; /* active: with top-k experts, without input embedding */
     uint64_t bytes_total, bytes_dense, bytes_experts;
     uint64_t expert_bytes; /* one expert of one layer */
     uint64_t tensors;      /* by per-expert names */

@@ -8,13 +8,15 @@
 
 #define ZSTD_FILTER 32015
 
-static size_t zstd_filter(unsigned flags, size_t cd_count, const unsigned cd[], size_t bytes, size_t *buf_bytes, void **buf)
+static size_t zstd_filter(unsigned flags, size_t cd_count, const unsigned cd[], size_t bytes,
+                          size_t *buf_bytes, void **buf)
 {
     void *out;
     size_t got;
     if ((flags & H5Z_FLAG_REVERSE) != 0) {
         unsigned long long size = ZSTD_getFrameContentSize(*buf, bytes);
-        if (size == ZSTD_CONTENTSIZE_UNKNOWN || size == ZSTD_CONTENTSIZE_ERROR || size > ((unsigned long long)1 << 32)) {
+        if (size == ZSTD_CONTENTSIZE_UNKNOWN || size == ZSTD_CONTENTSIZE_ERROR ||
+            size > ((unsigned long long)1 << 32)) {
             return 0; /* HDF5 chunks are smaller than 4 GiB */
         }
         out = malloc((size_t)size + 1);

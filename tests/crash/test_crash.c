@@ -37,8 +37,14 @@ static tsr_status save_step(const char *run, int step, bag *b, bool compress, bo
     (void)snprintf(name, sizeof name, "step-%d", step);
     (void)snprintf(path, sizeof path, "%s/%s", run, name);
     tsr_asset a = { "tokenizer/x", NULL, "text", 4 };
-    tsr_save_opts o = { .compress = compress, .expert_partitions = 2, .dense_files = 2, .assets = &a, .asset_count = 1,
-                        .resumable = resumable, .resume_key = "key", .train_json = "{}" };
+    tsr_save_opts o = { .compress = compress,
+                        .expert_partitions = 2,
+                        .dense_files = 2,
+                        .assets = &a,
+                        .asset_count = 1,
+                        .resumable = resumable,
+                        .resume_key = "key",
+                        .train_json = "{}" };
     tsr_status st = tsr_save(path, b->decls, b->count, bag_fill, b, &o, err);
     return st == TSR_OK ? tsr_run_set_latest(run, name, err) : st;
 }

@@ -16,7 +16,8 @@ static void mend(uint8_t *p, size_t n)
     const tsr_section_rec *s = &h.sec[TSR_SEC_PAGES];
     if (h.page_base <= n && s->offset <= n && s->bytes <= n - s->offset && h.page_base >= sizeof h) {
         for (uint64_t i = 0; i < s->bytes / 8 && h.page_base + i * TSR_PAGE_BYTES < n; i++) {
-            uint64_t from = h.page_base + i * TSR_PAGE_BYTES, len = n - from < TSR_PAGE_BYTES ? n - from : TSR_PAGE_BYTES;
+            uint64_t from = h.page_base + i * TSR_PAGE_BYTES,
+                     len = n - from < TSR_PAGE_BYTES ? n - from : TSR_PAGE_BYTES;
             uint64_t hash = tsr_hash64(p + from, len);
             memcpy(p + s->offset + i * 8, &hash, 8);
         }

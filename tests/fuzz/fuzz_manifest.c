@@ -29,7 +29,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     put(dir, "manifest.json", data, size);
     tsr_verify_report r;
     bool changed;
-    TSR_IGNORE(tsr_verify(dir, TSR_VERIFY_FULL, 1, NULL, NULL, NULL, &r, NULL)); /* only crashes matter here */
+    TSR_IGNORE(
+        tsr_verify(dir, TSR_VERIFY_FULL, 1, NULL, NULL, NULL, &r, NULL)); /* only crashes matter here */
     TSR_IGNORE(tsr_index_rebuild(dir, &changed, NULL));
     return 0;
 }

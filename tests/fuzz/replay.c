@@ -19,7 +19,9 @@ static uint64_t rnd(void)
 
 static void mutate(uint8_t *p, size_t n)
 {
-    static const uint64_t odd[] = { 0, 1, 0xff, 0x7fffffff, 0xffffffff, 0x7fffffffffffffff, 0xffffffffffffffff, 4096 };
+    static const uint64_t odd[] = {
+        0, 1, 0xff, 0x7fffffff, 0xffffffff, 0x7fffffffffffffff, 0xffffffffffffffff, 4096
+    };
     for (uint64_t k = rnd() % 4 + 1; k > 0 && n > 0; k--) {
         size_t at = rnd() % n;
         switch (rnd() % 4) {

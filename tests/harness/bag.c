@@ -18,17 +18,20 @@ static void make_bytes(uint64_t seed, uint32_t tensor, uint32_t item, uint64_t o
 {
     for (uint64_t i = 0; i < n; i++) {
         uint64_t word = (off + i) / 8;
-        uint64_t state = seed ^ ((uint64_t)tensor << 40) ^ ((uint64_t)item << 20) ^ (tensor % 4 == 0 ? word / 64 : word);
+        uint64_t state = seed ^ ((uint64_t)tensor << 40) ^ ((uint64_t)item << 20) ^
+                         (tensor % 4 == 0 ? word / 64 : word);
         uint64_t value = bag_random(&state);
         dst[i] = (uint8_t)(value >> ((off + i) % 8 * 8));
     }
 }
 
-static const tsr_dtype kinds[] = { TSR_DT_F64, TSR_DT_F32, TSR_DT_F16, TSR_DT_BF16, TSR_DT_F8_E4M3, TSR_DT_F8_E5M2,
-                                   TSR_DT_F8_E4M3FNUZ, TSR_DT_F8_E5M2FNUZ, TSR_DT_E8M0, TSR_DT_F4_E2M1, TSR_DT_MXFP4,
-                                   TSR_DT_I64, TSR_DT_I32, TSR_DT_I16, TSR_DT_I8, TSR_DT_U64, TSR_DT_U32, TSR_DT_U16,
-                                   TSR_DT_U8, TSR_DT_BOOL };
-static const char *const odd_names[] = { "", ".", "/", "a/b", "%2E", "näme ünï", "with space", "..", "\x01\x02", "{e}" };
+static const tsr_dtype kinds[] = { TSR_DT_F64,     TSR_DT_F32,     TSR_DT_F16,         TSR_DT_BF16,
+                                   TSR_DT_F8_E4M3, TSR_DT_F8_E5M2, TSR_DT_F8_E4M3FNUZ, TSR_DT_F8_E5M2FNUZ,
+                                   TSR_DT_E8M0,    TSR_DT_F4_E2M1, TSR_DT_MXFP4,       TSR_DT_I64,
+                                   TSR_DT_I32,     TSR_DT_I16,     TSR_DT_I8,          TSR_DT_U64,
+                                   TSR_DT_U32,     TSR_DT_U16,     TSR_DT_U8,          TSR_DT_BOOL };
+static const char *const odd_names[] = { "",         ".",          "/",  "a/b",      "%2E",
+                                         "näme ünï", "with space", "..", "\x01\x02", "{e}" };
 
 static void random_shape(bag *b, uint32_t i, uint64_t *rng, uint64_t max_bytes)
 {
@@ -142,8 +145,8 @@ int bag_compare(const bag *b, const tsr_ckpt *c)
             t = (tsr_tensor_info){ .name = d->name, .expert_count = d->expert_count };
             (void)tsr_tensor_item_name(&t, e, name, sizeof name);
             tsr_status st = tsr_ckpt_find(c, name, &t, &item, &err);
-            if (st != TSR_OK || item != e || t.dtype != d->dtype || t.rank != d->rank || t.klass != d->klass ||
-                t.layer != d->layer || t.expert_count != d->expert_count ||
+            if (st != TSR_OK || item != e || t.dtype != d->dtype || t.rank != d->rank ||
+                t.klass != d->klass || t.layer != d->layer || t.expert_count != d->expert_count ||
                 (d->rank > 0 && memcmp(t.shape, d->shape, (size_t)d->rank * 8) != 0)) {
                 fprintf(stderr, "%s: not as declared: %s\n", name, st != TSR_OK ? err.msg : "");
                 bad++;

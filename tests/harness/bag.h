@@ -26,20 +26,21 @@ char *test_dir(const char *name);
 /* Removes it with all content, and frees path. */
 void test_dir_remove(char *path);
 
-#define CHECK(x)                                                                                                     \
-    do {                                                                                                             \
-        if (!(x)) {                                                                                                  \
-            fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #x);                                          \
-            exit(1);                                                                                                 \
-        }                                                                                                            \
+#define CHECK(x)                                                                                             \
+    do {                                                                                                     \
+        if (!(x)) {                                                                                          \
+            fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #x);                                  \
+            exit(1);                                                                                         \
+        }                                                                                                    \
     } while (0)
-#define CHECK_OK(call)                                                                                               \
-    do {                                                                                                             \
-        tsr_status check_st = (call);                                                                                \
-        if (check_st != TSR_OK) {                                                                                    \
-            fprintf(stderr, "%s:%d: %s: %s: %s\n", __FILE__, __LINE__, #call, tsr_status_class(check_st), err.msg);  \
-            exit(1);                                                                                                 \
-        }                                                                                                            \
+#define CHECK_OK(call)                                                                                       \
+    do {                                                                                                     \
+        tsr_status check_st = (call);                                                                        \
+        if (check_st != TSR_OK) {                                                                            \
+            fprintf(stderr, "%s:%d: %s: %s: %s\n", __FILE__, __LINE__, #call, tsr_status_class(check_st),    \
+                    err.msg);                                                                                \
+            exit(1);                                                                                         \
+        }                                                                                                    \
     } while (0)
 
 #endif

@@ -34,8 +34,13 @@ static seen verify(const char *path, tsr_verify_level level, tsr_status *worst)
     return s;
 }
 
-static const char *const files[] = { "manifest.json", "index.tsx", "dense-00000-of-00002.h5", "dense-00001-of-00002.h5",
-                                     "experts-00000-of-00002.h5", "experts-00001-of-00002.h5", "assets/notes/a.txt",
+static const char *const files[] = { "manifest.json",
+                                     "index.tsx",
+                                     "dense-00000-of-00002.h5",
+                                     "dense-00001-of-00002.h5",
+                                     "experts-00000-of-00002.h5",
+                                     "experts-00001-of-00002.h5",
+                                     "assets/notes/a.txt",
                                      "train.json" };
 enum { FILES = sizeof files / sizeof *files };
 
@@ -45,8 +50,14 @@ static char *make(const char *dir, bag *b)
     tsr_err err;
     char *path;
     tsr_asset a = { "notes/a.txt", NULL, text, sizeof text };
-    tsr_save_opts o = { .compress = true, .expert_partitions = 2, .dense_files = 2, .assets = &a, .asset_count = 1,
-                        .train_json = "{\"step\": 7}", .config_json = "{\"hidden_size\": 8}", .arch = "canonical" };
+    tsr_save_opts o = { .compress = true,
+                        .expert_partitions = 2,
+                        .dense_files = 2,
+                        .assets = &a,
+                        .asset_count = 1,
+                        .train_json = "{\"step\": 7}",
+                        .config_json = "{\"hidden_size\": 8}",
+                        .arch = "canonical" };
     CHECK(asprintf(&path, "%s/c", dir) >= 0);
     CHECK_OK(tsr_save(path, b->decls, b->count, bag_fill, b, &o, &err));
     return path;
@@ -118,8 +129,8 @@ static void flips(const char *path, int count)
                           ((strcmp(name, "index.tsx") == 0 || strcmp(name, "manifest.json") == 0) &&
                            (strcmp(s.file, "index.tsx") == 0 || strcmp(s.file, "manifest.json") == 0));
         if (s.count == 0 || worst != TSR_E_DIFF || !right_file || (data && strcmp(s.item, tensor) != 0)) {
-            fprintf(stderr, "%s byte %lld mask %02x: told %d findings, first %s: %s (wanted %s)\n", name, (long long)at, mask,
-                    s.count, s.file, s.item, data ? tensor : "the file");
+            fprintf(stderr, "%s byte %lld mask %02x: told %d findings, first %s: %s (wanted %s)\n", name,
+                    (long long)at, mask, s.count, s.file, s.item, data ? tensor : "the file");
             exit(1);
         }
         inside += data;
@@ -156,7 +167,8 @@ static void missing_and_foreign(const char *path)
     seen s = verify(path, TSR_VERIFY_QUICK, &worst);
     CHECK(s.count == 1 && strcmp(s.file, "stranger") == 0);
     run("rm '%s/%s'", path, "stranger");
-    run("cp '%1$s/experts-00000-of-00002.h5' '%1$s.a'; cp '%1$s/experts-00001-of-00002.h5' '%1$s.b'; :%2$s", path, "");
+    run("cp '%1$s/experts-00000-of-00002.h5' '%1$s.a'; cp '%1$s/experts-00001-of-00002.h5' '%1$s.b'; :%2$s",
+        path, "");
     char p[600];
     (void)snprintf(p, sizeof p, "%s/experts-00001-of-00002.h5", path);
     run("cp '%s.a' '%s'", path, p);

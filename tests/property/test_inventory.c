@@ -28,9 +28,15 @@ static tsr_status add(void *payload, const tsr_tensor_rule *r, tsr_err *err)
     }
     int64_t *shape = malloc(sizeof r->shape);
     memcpy(shape, r->shape, sizeof r->shape);
-    l->d[l->count++] = (tsr_tensor_decl){ .name = strdup(r->name), .dtype = r->dtype, .src_dtype = r->dtype, .rank = r->rank,
-                                          .shape = shape, .klass = r->klass, .layer = r->layer,
-                                          .expert_count = r->expert_count, .partner = -1 };
+    l->d[l->count++] = (tsr_tensor_decl){ .name = strdup(r->name),
+                                          .dtype = r->dtype,
+                                          .src_dtype = r->dtype,
+                                          .rank = r->rank,
+                                          .shape = shape,
+                                          .klass = r->klass,
+                                          .layer = r->layer,
+                                          .expert_count = r->expert_count,
+                                          .partner = -1 };
     return TSR_OK;
 }
 
@@ -100,7 +106,9 @@ int main(int argc, char **argv)
     CHECK_OK(tsr_spec_parse(&s, config, strlen(config), &err));
     CHECK_OK(tsr_spec_each_tensor(&s, add, &l, &err));
     (void)snprintf(path, sizeof path, "%s/k3", dir);
-    tsr_save_opts o = { .expert_partitions = 8, .dense_files = 2, .zeros = true, .arch = "kimi-k3", .config_json = config };
+    tsr_save_opts o = {
+        .expert_partitions = 8, .dense_files = 2, .zeros = true, .arch = "kimi-k3", .config_json = config
+    };
     double from = now();
     tsr_status st = tsr_save(path, l.d, l.count, no_fill, NULL, &o, &err);
     if (st == TSR_E_IO) { /* a file system without sparse files of this size */

@@ -36,8 +36,11 @@ static void circle(const bag *b, const char *dir, const char *first)
         tsr_ckpt *c;
         (void)snprintf(name, sizeof name, "%s-%zu", first, i);
         char *to = at(dir, name);
-        tsr_reshard_opts o = { .expert_partitions = steps[i], .allow_uneven = true, .dense_files = i % 2 == 0 ? 3 : 0,
-                               .rewrite = i == 4, .resumable = true };
+        tsr_reshard_opts o = { .expert_partitions = steps[i],
+                               .allow_uneven = true,
+                               .dense_files = i % 2 == 0 ? 3 : 0,
+                               .rewrite = i == 4,
+                               .resumable = true };
         tsr_reshard_plan plan;
         CHECK_OK(tsr_ckpt_open(&c, from, &err));
         CHECK_OK(tsr_reshard_plan_make(&plan, c, &o, &err));
@@ -56,8 +59,9 @@ static void circle(const bag *b, const char *dir, const char *first)
 static void tar_and_index(const bag *b, const char *dir)
 {
     tsr_err err;
-    char *c = at(dir, "raw"), *tar = at(dir, "raw.tar"), *zst = at(dir, "raw.tar.zst"), *back = at(dir, "back"),
-         *back2 = at(dir, "back2"), *ix = at(dir, "raw/index.tsx"), *keep = at(dir, "index.keep"), *cmd;
+    char *c = at(dir, "raw"), *tar = at(dir, "raw.tar"), *zst = at(dir, "raw.tar.zst"),
+         *back = at(dir, "back"), *back2 = at(dir, "back2"), *ix = at(dir, "raw/index.tsx"),
+         *keep = at(dir, "index.keep"), *cmd;
     CHECK_OK(tsr_pack(c, tar, 0, NULL, &err));
     expect_same(b, tar);
     CHECK_OK(tsr_unpack(tar, back, NULL, &err));

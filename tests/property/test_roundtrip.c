@@ -14,8 +14,10 @@ static void round_trip(const char *dir, uint64_t seed)
     bag *b = seed % 5 == 0 ? bag_make(seed, 3, 1, 2, max_bytes) : bag_make(seed, 30, 4, experts, max_bytes);
     char path[512];
     (void)snprintf(path, sizeof path, "%s/ckpt-%llu", dir, (unsigned long long)seed);
-    tsr_save_opts o = { .compress = seed % 2 == 0, .threads = (int)(seed % 3) + 1,
-                        .expert_partitions = (uint32_t)(bag_random(&rng) % experts) + 1, .allow_uneven = true,
+    tsr_save_opts o = { .compress = seed % 2 == 0,
+                        .threads = (int)(seed % 3) + 1,
+                        .expert_partitions = (uint32_t)(bag_random(&rng) % experts) + 1,
+                        .allow_uneven = true,
                         .dense_files = (uint32_t)(bag_random(&rng) % 3) + 1 };
     if (seed % 5 == 0) {
         o.expert_partitions = 1;
@@ -33,7 +35,8 @@ static void round_trip(const char *dir, uint64_t seed)
 
 int main(int argc, char **argv)
 {
-    uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1, count = argc > 2 ? strtoull(argv[2], NULL, 10) : 12;
+    uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1,
+             count = argc > 2 ? strtoull(argv[2], NULL, 10) : 12;
     char *dir = test_dir("roundtrip");
     for (uint64_t s = first; s < first + count; s++) {
         round_trip(dir, s);
