@@ -340,6 +340,8 @@ static tsr_status create_file(tsr_h5_writer *w, tsr_err *err)
               H5Pset_libver_bounds(fapl, H5F_LIBVER_V110, H5F_LIBVER_V110) >= 0 &&
               H5Pset_alignment(fapl, 4096, 4096) >= 0 && H5Pset_fclose_degree(fapl, H5F_CLOSE_STRONG) >= 0 &&
               H5Pset_userblock(fcpl, TSR_HEAD_BYTES) >= 0 && H5Pset_obj_track_times(fcpl, 0) >= 0 &&
+              /* no free-space manager: gaps left by alignment must not attract chunks of another expert */
+              H5Pset_file_space_strategy(fcpl, H5F_FSPACE_STRATEGY_NONE, 0, 1) >= 0 &&
               H5Pset_obj_track_times(w->gcpl, 0) >= 0 && H5Pset_char_encoding(w->lcpl, H5T_CSET_UTF8) >= 0;
     if (ok) {
         w->file = H5Fcreate("tessera-shard", H5F_ACC_TRUNC, fcpl, fapl);
