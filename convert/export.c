@@ -263,8 +263,7 @@ static tsr_status check_space(const writer *w, tsr_err *err)
 static tsr_status enter(writer *w, tsr_err *err)
 {
     const char *key;
-    char *lock, *note = NULL, *had = NULL;
-    tsr_io *io = NULL;
+    char *lock, *note = NULL;
     tsr_status st = TSR_OK;
     TSR_TRY(convert_key(w->c, &key, err));
     lock = in_temp(w, "lock", "");
@@ -278,22 +277,11 @@ static tsr_status enter(writer *w, tsr_err *err)
     }
     TSR_GO(tsr_fs_mkdirs(w->temp, err));
     TSR_GO(tsr_fs_lock(lock, &w->lock_fd, err));
-    if (!tsr_fs_exists(note)) {
+    st = tsr_fs_check_note(note, key, w->real, w->temp, err);
+    if (st == TSR_E_MISSING) {
         st = tsr_fs_replace_file(note, key, strlen(key), err); /* whole or not at all */
-        goto out;
-    }
-    TSR_GO(tsr_io_open_file(&io, note, err));
-    had = io->size < (1u << 20) ? malloc(io->size + 1) : NULL;
-    if (had == NULL || tsr_io_pread(io, had, io->size, 0, NULL) != TSR_OK || io->size != strlen(key) ||
-        memcmp(had, key, io->size) != 0) {
-        st = TSR_ERR(err, TSR_E_CONFLICT,
-                     "%s: an unfinished run with other options or another source left %s"
-                     " (give the same options to continue it, or --restart to throw it away)",
-                     w->real, w->temp);
     }
 out:
-    tsr_io_close(&io);
-    free(had);
     free(lock);
     free(note);
     return st;

@@ -520,15 +520,7 @@ static tsr_status map_ckpt(builder *b, tsr_err *err)
     for (uint32_t i = 0; i < n; i++) {
         tsr_tensor_info t;
         TSR_TRY(tsr_ckpt_tensor(m->source->ckpt, i, &t, err));
-        m->groups[i] = (tsr_tensor_decl){ .name = t.name,
-                                          .dtype = t.dtype,
-                                          .src_dtype = t.src_dtype,
-                                          .rank = t.rank,
-                                          .shape = t.shape,
-                                          .klass = t.klass,
-                                          .layer = t.layer,
-                                          .expert_count = t.expert_count,
-                                          .partner = t.partner };
+        m->groups[i] = tsr_tensor_decl_of(&t);
         m->group_first[i] = m->count;
         m->count += t.expert_count > 0 ? t.expert_count : 1;
         m->group_count++;

@@ -1,6 +1,7 @@
 /* codec.c - see codec.h. */
 #include "format/codec.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <zstd.h>
@@ -256,4 +257,50 @@ tsr_status tsr_codec_decode(tsr_coder *c, tsr_codec codec, size_t elem_bytes, co
         tsr_unshuffle(elem_bytes, to, raw, dst);
     }
     return TSR_OK;
+}
+
+/* ---- extents: one decoder a thread ---------------------------------------------------------------------- */
+
+static pthread_key_t coder_key;
+static pthread_once_t coder_once = PTHREAD_ONCE_INIT;
+
+static void free_coder(void *p)
+{
+    tsr_coder *c = p;
+    tsr_coder_free(&c);
+}
+
+static void make_coder_key(void)
+{
+    (void)pthread_key_create(&coder_key,
+                             free_coder); /* on failure setspecific fails, and every decode reports it */
+}
+
+/* One decoder a thread, freed with the thread. */
+static tsr_coder *thread_coder(void)
+{
+    (void)pthread_once(&coder_once, make_coder_key);
+    tsr_coder *c = pthread_getspecific(coder_key);
+    if (c == NULL) {
+        c = tsr_coder_new();
+        if (c != NULL && pthread_setspecific(coder_key, c) != 0) {
+            tsr_coder_free(&c);
+        }
+    }
+    return c;
+}
+
+tsr_status tsr_extent_decode(const tsr_extent_info *x, tsr_dtype dtype, const void *stored, void *dst,
+                             tsr_err *err)
+{
+    if (x->codec == TSR_CODEC_RAW) {
+        memcpy(dst, stored, x->raw_bytes);
+        return TSR_OK;
+    }
+    tsr_coder *c = thread_coder();
+    if (c == NULL) {
+        TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
+    }
+    return tsr_codec_decode(c, x->codec, tsr_dtype_info((unsigned)dtype)->bytes_per_unit, stored,
+                            x->stored_bytes, dst, x->raw_bytes, err);
 }

@@ -183,6 +183,9 @@ typedef struct tsr_tensor_decl {
     int64_t partner;       /* index in the same array, or -1 */
 } tsr_tensor_decl;
 
+/* The declaration that would write t again; pointers are borrowed from t's checkpoint. */
+tsr_tensor_decl tsr_tensor_decl_of(const tsr_tensor_info *t);
+
 /* One piece that the writer asks for: bytes [off, off + bytes) of item `item` of declaration `tensor`. */
 typedef struct tsr_slot {
     uint32_t tensor;

@@ -129,3 +129,22 @@ void tsr_fs_unlock(int *fd)
         *fd = -1;
     }
 }
+
+tsr_status tsr_fs_check_note(const char *note, const char *key, const char *real, const char *temp,
+                             tsr_err *err)
+{
+    tsr_io *io;
+    TSR_TRY(tsr_io_open_file(&io, note, err));
+    size_t n = strlen(key);
+    char *had = io->size == n ? malloc(n + 1) : NULL;
+    bool same = had != NULL && tsr_io_pread(io, had, n, 0, NULL) == TSR_OK && memcmp(had, key, n) == 0;
+    free(had);
+    tsr_io_close(&io);
+    if (!same) {
+        TSR_FAIL(err, TSR_E_CONFLICT,
+                 "%s: an unfinished run with other options or another source left %s"
+                 " (give the same options to continue it, or --restart to throw it away)",
+                 real, temp);
+    }
+    return TSR_OK;
+}

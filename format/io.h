@@ -128,6 +128,10 @@ void tsr_fs_unlock(int *fd);
 TSR_NODISCARD tsr_status tsr_fs_target(const char *dst, bool resumable, char **real, char **temp,
                                        tsr_err *err);
 
+/* A resumable run's note in temp holds this key. TSR_E_MISSING: there is none; TSR_E_CONFLICT: another key. */
+TSR_NODISCARD tsr_status tsr_fs_check_note(const char *note, const char *key, const char *real,
+                                           const char *temp, tsr_err *err);
+
 /* errno to class: ENOENT is TSR_E_MISSING, ENOSPC and the like TSR_E_IO; message "path: what: strerror". */
 tsr_status tsr_fs_error(tsr_err *err, int errnum, const char *path, const char *what);
 

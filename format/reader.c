@@ -228,6 +228,19 @@ tsr_status tsr_ckpt_file(const tsr_ckpt *c, uint32_t file, tsr_file_info *out, t
     return TSR_OK;
 }
 
+tsr_tensor_decl tsr_tensor_decl_of(const tsr_tensor_info *t)
+{
+    return (tsr_tensor_decl){ .name = t->name,
+                              .dtype = t->dtype,
+                              .src_dtype = t->src_dtype,
+                              .rank = t->rank,
+                              .shape = t->shape,
+                              .klass = t->klass,
+                              .layer = t->layer,
+                              .expert_count = t->expert_count,
+                              .partner = t->partner };
+}
+
 size_t tsr_tensor_item_name(const tsr_tensor_info *t, uint32_t item, char *buf, size_t buf_bytes)
 {
     const char *at = t->expert_count > 0 ? strstr(t->name, "{e}") : NULL;
@@ -476,50 +489,6 @@ tsr_status tsr_ckpt_check_file(const tsr_ckpt *c, uint32_t file, tsr_err *err)
 }
 
 /* ---- data ----------------------------------------------------------------------------------------------- */
-
-static pthread_key_t coder_key;
-static pthread_once_t coder_once = PTHREAD_ONCE_INIT;
-
-static void free_coder(void *p)
-{
-    tsr_coder *c = p;
-    tsr_coder_free(&c);
-}
-
-static void make_coder_key(void)
-{
-    (void)pthread_key_create(&coder_key,
-                             free_coder); /* on failure setspecific fails, and every decode reports it */
-}
-
-/* One decoder a thread, freed with the thread. */
-static tsr_coder *thread_coder(void)
-{
-    (void)pthread_once(&coder_once, make_coder_key);
-    tsr_coder *c = pthread_getspecific(coder_key);
-    if (c == NULL) {
-        c = tsr_coder_new();
-        if (c != NULL && pthread_setspecific(coder_key, c) != 0) {
-            tsr_coder_free(&c);
-        }
-    }
-    return c;
-}
-
-tsr_status tsr_extent_decode(const tsr_extent_info *x, tsr_dtype dtype, const void *stored, void *dst,
-                             tsr_err *err)
-{
-    if (x->codec == TSR_CODEC_RAW) {
-        memcpy(dst, stored, x->raw_bytes);
-        return TSR_OK;
-    }
-    tsr_coder *c = thread_coder();
-    if (c == NULL) {
-        TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
-    }
-    return tsr_codec_decode(c, x->codec, tsr_dtype_info((unsigned)dtype)->bytes_per_unit, stored,
-                            x->stored_bytes, dst, x->raw_bytes, err);
-}
 
 tsr_status tsr_ckpt_read_stored(const tsr_ckpt *c, const tsr_extent_info *x, void *dst, tsr_err *err)
 {

@@ -119,14 +119,7 @@ static tsr_status take_decls(rebuild *r, const shard_table *s, tsr_err *err)
             }
             continue;
         }
-        *d = (tsr_tensor_decl){ .name = t.name,
-                                .dtype = t.dtype,
-                                .src_dtype = t.src_dtype,
-                                .rank = t.rank,
-                                .shape = t.shape,
-                                .klass = t.klass,
-                                .layer = t.layer,
-                                .expert_count = t.expert_count };
+        *d = tsr_tensor_decl_of(&t); /* partner: a number of the shard, replaced below */
         tsr_index_tensor_in *in = &r->tensors[t.global_id];
         in->decl = d;
         in->filtered = t.filtered;

@@ -44,15 +44,7 @@ static tsr_status read_decls(reshard *r, tsr_err *err)
     for (uint32_t i = 0; i < r->count; i++) {
         tsr_tensor_info t;
         TSR_TRY(tsr_ckpt_tensor(r->src, i, &t, err));
-        r->decls[i] = (tsr_tensor_decl){ .name = t.name,
-                                         .dtype = t.dtype,
-                                         .src_dtype = t.src_dtype,
-                                         .rank = t.rank,
-                                         .shape = t.shape,
-                                         .klass = t.klass,
-                                         .layer = t.layer,
-                                         .expert_count = t.expert_count,
-                                         .partner = t.partner };
+        r->decls[i] = tsr_tensor_decl_of(&t);
         r->filtered[i] = t.filtered;
         r->file_of[i] = UINT32_MAX;
         if (t.expert_count == 0 && t.chunks > 0) {

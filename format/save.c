@@ -184,7 +184,6 @@ static tsr_status find_finished(tsr_save_job *j, uint64_t *bytes, tsr_err *err)
 static tsr_status enter_partial(tsr_save_job *j, tsr_err *err)
 {
     char *lock = NULL, *note = NULL;
-    tsr_io *io = NULL;
     tsr_status st;
     const char *key = j->o.resume_key != NULL ? j->o.resume_key : "";
     if (asprintf(&lock, "%s/lock", j->temp) < 0 || asprintf(&note, "%s/resume.txt", j->temp) < 0) {
@@ -195,22 +194,11 @@ static tsr_status enter_partial(tsr_save_job *j, tsr_err *err)
         TSR_GO(tsr_fs_mkdirs(j->temp, err));
     }
     TSR_GO(tsr_fs_lock(lock, &j->lock_fd, err));
-    if (tsr_fs_exists(note) && !j->o.restart) {
-        TSR_GO(tsr_io_open_file(&io, note, err));
-        char *had = io->size < (1u << 24) ? malloc(io->size + 1) : NULL;
-        if (had == NULL) {
-            st = TSR_ERR(err, TSR_E_LIMIT, "out of memory");
+    if (!j->o.restart) {
+        st = tsr_fs_check_note(note, key, j->real, j->temp, err);
+        if (st != TSR_E_MISSING) {
             goto out;
         }
-        st = tsr_io_pread(io, had, io->size, 0, err);
-        if (st == TSR_OK && (io->size != strlen(key) || memcmp(had, key, io->size) != 0)) {
-            st = TSR_ERR(err, TSR_E_CONFLICT,
-                         "%s: an unfinished run with other options or another source left %s"
-                         " (give the same options to continue it, or --restart to throw it away)",
-                         j->real, j->temp);
-        }
-        free(had);
-        goto out;
     }
     tsr_fs_unlock(&j->lock_fd);
     TSR_GO(tsr_fs_remove_tree(j->temp, err));
@@ -218,7 +206,6 @@ static tsr_status enter_partial(tsr_save_job *j, tsr_err *err)
     TSR_GO(tsr_fs_lock(lock, &j->lock_fd, err));
     st = tsr_fs_replace_file(note, key, strlen(key), err); /* whole or not at all */
 out:
-    tsr_io_close(&io);
     free(lock);
     free(note);
     return st;
