@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#define ZSTD_STATIC_LINKING_ONLY /* for ZSTD_c_literalCompressionMode, see set_up */
 #include <zstd.h>
 #include <zstd_errors.h>
 #ifdef __SSE2__
@@ -197,6 +198,25 @@ static tsr_status need_scratch(tsr_coder *c, size_t n, tsr_err *err)
     return TSR_OK;
 }
 
+/* Byte planes of model weights have next to no repeats: what shrinks is the skewed bytes themselves (exponents). So at
+ * level 1 zstd is told to look for long matches only and to entropy-code literals all the same, which is both smaller
+ * and several times faster, in either direction, than level 1 as it comes (docs/BENCHMARKS.md). The frame is an
+ * ordinary one. The last parameter is from zstd's experimental part: where a library refuses it, level 1 as it comes
+ * is what is left. */
+static bool set_up(ZSTD_CCtx *c, tsr_codec codec, int level)
+{
+    if (ZSTD_isError(ZSTD_CCtx_reset(c, ZSTD_reset_session_and_parameters)) ||
+        ZSTD_isError(ZSTD_CCtx_setParameter(c, ZSTD_c_compressionLevel, level))) {
+        return false;
+    }
+    if (codec == TSR_CODEC_SHUFFLE_ZSTD && level == 1 &&
+        !ZSTD_isError(ZSTD_CCtx_setParameter(c, ZSTD_c_literalCompressionMode, 1 /* always */))) {
+        return !ZSTD_isError(ZSTD_CCtx_setParameter(c, ZSTD_c_minMatch, 7)) &&
+               !ZSTD_isError(ZSTD_CCtx_setParameter(c, ZSTD_c_targetLength, 4096));
+    }
+    return true;
+}
+
 tsr_status tsr_codec_encode(tsr_coder *c, tsr_codec codec, size_t elem_bytes, int level, const void *src,
                             size_t n, void *dst, size_t capacity, size_t *out_bytes, tsr_err *err)
 {
@@ -213,7 +233,10 @@ tsr_status tsr_codec_encode(tsr_coder *c, tsr_codec codec, size_t elem_bytes, in
         tsr_shuffle(elem_bytes, src, n, c->scratch);
         src = c->scratch;
     }
-    size_t got = ZSTD_compressCCtx(c->cctx, dst, capacity, src, n, level);
+    if (!set_up(c->cctx, codec, level)) {
+        TSR_FAIL(err, TSR_E_USAGE, "zstd: level %d is not one", level);
+    }
+    size_t got = ZSTD_compress2(c->cctx, dst, capacity, src, n);
     if (ZSTD_isError(got)) {
         TSR_FAIL(err, TSR_E_LIMIT, "zstd: %s", ZSTD_getErrorName(got));
     }

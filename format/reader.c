@@ -537,18 +537,20 @@ static tsr_status read_chunk(const tsr_ckpt *c, const tsr_tensor_info *t, uint32
         }
         return TSR_OK;
     }
-    uint64_t total;
-    if (!tsr_add_u64(x->stored_bytes, whole ? 0 : x->raw_bytes, &total) || total > SIZE_MAX / 2) {
+    const uint8_t *map = x->codec != TSR_CODEC_RAW ? tsr_io_map(io) : NULL; /* spares a copy */
+    uint64_t stored_room = map != NULL ? 0 : x->stored_bytes, total;
+    if (!tsr_add_u64(stored_room, whole ? 0 : x->raw_bytes, &total) || total > SIZE_MAX / 2) {
         return blame(c, t, item, x, TSR_ERR(err, TSR_E_LIMIT, "chunk is too large"), err);
     }
-    uint8_t *stored = malloc(total + 1), *raw = whole ? dst : stored + x->stored_bytes;
-    if (stored == NULL) {
+    uint8_t *room = malloc(total + 1), *raw = whole ? dst : room + stored_room;
+    if (room == NULL) {
         return blame(
             c, t, item, x,
             TSR_ERR(err, TSR_E_LIMIT, "out of memory: a chunk needs %llu bytes", (unsigned long long)total),
             err);
     }
-    tsr_status st = tsr_io_pread(io, stored, x->stored_bytes, x->offset, err);
+    const uint8_t *stored = map != NULL ? map + x->offset : room;
+    tsr_status st = map != NULL ? TSR_OK : tsr_io_pread(io, room, x->stored_bytes, x->offset, err);
     if (st == TSR_OK && tsr_hash64(stored, x->stored_bytes) != x->hash) {
         st = blame(c, t, item, x, TSR_ERR(err, TSR_E_FORMAT, "checksum differs: the data is damaged"), err);
     } else if (st == TSR_OK) {
@@ -559,7 +561,10 @@ static tsr_status read_chunk(const tsr_ckpt *c, const tsr_tensor_info *t, uint32
             memcpy(dst, raw + from, n);
         }
     }
-    free(stored);
+    if (map != NULL) {
+        tsr_io_drop(io, x->offset, x->stored_bytes);
+    }
+    free(room);
     return st;
 }
 

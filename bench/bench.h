@@ -1,0 +1,25 @@
+/* bench.h - interleaved timing of ours against a peer or a physical limit, in one run. */
+#ifndef TSR_BENCH_H
+#define TSR_BENCH_H
+
+#include "tests/harness/bag.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BENCH_ROUNDS 5
+
+double bench_now(void); /* seconds */
+/* Runs ours and peer alternately and prints one line: medians in GB/s of `bytes`, and their ratio. */
+void bench_pair(const char *what, const char *peer_name, uint64_t bytes, void (*ours)(void *),
+                void (*peer)(void *), void *payload);
+/* Megabytes from the command line, or the default. */
+uint64_t bench_bytes(int argc, char **argv, uint64_t default_mib);
+/* n floats from N(0, sigma), fixed seed. */
+void bench_gauss(float *dst, uint64_t n, double sigma);
+/* A checkpoint of one dense tensor of 16 MiB rows and, with experts, a family per layer; bytes in all. fill: bag_fill
+ * like. */
+void bench_decls(uint64_t bytes, tsr_tensor_decl **decls, uint32_t *count);
+
+#endif
