@@ -140,6 +140,25 @@ class Index(Case):
         self.fails(3, 'cut.tar', 'verify', cut)
 
 
+class Limits(Case):
+    def test_memory_limit(self):
+        src = write(self.path('x.safetensors'), st([('a', 'U8', [20 << 20], bytes(20 << 20))]))
+        before = os.listdir(self.dir)
+        r = run('convert', src, self.path('c'), '--mem-limit', '4MiB')
+        self.assertEqual(r.code, 8, repr(r))
+        self.assertIn('--mem-limit', r.error)
+        self.assertEqual(os.listdir(self.dir), before)
+        self.ok('convert', src, self.path('c'), '--mem-limit', '64MiB', '--threads', '1')
+        many = write(self.path('y.safetensors'), st([(f'{i}' + 'n' * 80, 'U8', [0], b'') for i in range(20000)]))
+        self.assertEqual(run('ls', many, '--mem-limit', '1MiB').code, 8)
+        self.ok('ls', many)
+
+    def test_hostile_counts_take_no_memory(self):
+        import struct
+        src = write(self.path('x.safetensors'), struct.pack('<Q', 1 << 62) + b'{}')
+        self.fails(3, 'x.safetensors', 'ls', src)
+
+
 class Plan(Case):
     def test_sizes(self):
         r = self.ok('plan', os.path.join(TINY, 'config.json'), '--json').json()

@@ -80,12 +80,12 @@ static int count_entries(const char *run, const char *part)
 }
 
 /* Errors at each step: refused with the class of I/O, temporary files gone. Returns the number of steps. */
-static int failing_steps(const char *run, bag *b, bool compress)
+static int failing_steps(const char *run, bag *b, bool compress, int errnum)
 {
     int newest = 1;
     tsr_err err;
     for (int at = 1;; at++) {
-        plan p = { at, 0, at % 2 == 0 ? ENOSPC : EIO };
+        plan p = { at, 0, errnum };
         tsr_fs_set_fault(fault, &p);
         tsr_status st = save_step(run, newest + 1, b, compress, false, &err);
         tsr_fs_set_fault(NULL, NULL);
@@ -177,14 +177,16 @@ int main(int argc, char **argv)
     char run[500];
     (void)snprintf(run, sizeof run, "%s/run", dir);
     CHECK_OK(tsr_fs_mkdir(run, &err));
-    CHECK_OK(save_step(run, 1, b, false, false, &err));
-    int raw = failing_steps(run, b, false);
-    char run2[500];
-    (void)snprintf(run2, sizeof run2, "%s/run2", dir);
-    CHECK_OK(tsr_fs_mkdir(run2, &err));
-    CHECK_OK(save_step(run2, 1, b, true, false, &err));
-    int zstd = failing_steps(run2, b, true);
-    printf("%d and %d steps failed in turn\n", raw, zstd);
+    for (int k = 0; k < 4;
+         k++) { /* each step once with a broken disk, once with a full one, raw and compressed */
+        char sub[600];
+        (void)snprintf(sub, sizeof sub, "%s/%d", run, k);
+        CHECK_OK(tsr_fs_mkdir(sub, &err));
+        CHECK_OK(save_step(sub, 1, b, k % 2 != 0, false, &err));
+        int steps = failing_steps(sub, b, k % 2 != 0, k < 2 ? EIO : ENOSPC);
+        printf("%d steps failed in turn: %s, %s\n", steps, k < 2 ? "EIO" : "ENOSPC",
+               k % 2 != 0 ? "compressed" : "raw");
+    }
     char run3[500];
     for (int resumable = 0; resumable < 2; resumable++) {
         (void)snprintf(run3, sizeof run3, "%s/kill%d", dir, resumable);
