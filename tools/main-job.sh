@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 bash tools/setup.sh
-[ -d build ] || meson setup build -Dbuildtype=release
+[ -d build ] || meson setup build -Dbuildtype=release -Dtests=false
 ninja -C build
 
 tessera=$PWD/build/cli/tessera

@@ -18,6 +18,13 @@ if [ "${#missing[@]}" -gt 0 ]; then
     "${root[@]}" apt-get update -q
     "${root[@]}" apt-get install -q -y --no-install-recommends "${missing[@]}"
 fi
+# Ubuntu 22.04 has a Meson that is too old; the Python package index has a newer one.
+if dpkg --compare-versions "$(meson --version)" lt 1.0; then
+    root=()
+    [ "$(id -u)" -eq 0 ] || root=(sudo)
+    "${root[@]}" apt-get install -q -y --no-install-recommends python3-pip
+    "${root[@]}" python3 -m pip install -q 'meson>=1.0'
+fi
 # libFuzzer and the sanitizers of clang come in a package named after clang's version.
 if [ "${1:-}" = --tests ]; then
     version=$(clang --version | sed -n 's/.*version \([0-9]*\).*/\1/p' | head -n 1)
