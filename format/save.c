@@ -440,6 +440,12 @@ static void *finish(void *job)
 static void free_job(tsr_save_job **out)
 {
     tsr_save_job *j = *out;
+    while (j->head != NULL) { /* fed after the workers had stopped for a failure */
+        save_item *it = j->head;
+        j->head = it->next;
+        free(it->buf);
+        free(it);
+    }
     while (j->spare != NULL) {
         save_buffer *b = j->spare;
         j->spare = b->next;
