@@ -177,8 +177,9 @@ static tsr_status place_and_write(worker *w, const save_item *it, const uint8_t 
     const save_slot *s = &it->slot;
     save_shard *shard = j->shards[s->file];
     tsr_status st = save_shard_place(shard, s, e->stored_bytes, e->codec != TSR_CODEC_RAW, &e->offset, err);
+    TSR_TRY(
+        st); /* the turn does not pass on: nobody may go by a broken shard, and the failure wakes those who wait */
     end_turn(j);
-    TSR_TRY(st);
     if (j->parent != NULL && stored != NULL && save_parent_has(j, s, e, stored)) {
         j->same[s->extent] = 1;
     } else if (stored != NULL) {
@@ -205,8 +206,8 @@ static tsr_status process(worker *w, save_item *it, tsr_err *err)
         tsr_status st = link ? link_file(j, file, err)
                              : save_shard_open(&j->shards[file], &j->plan, file, j->temp,
                                                j->o.zstd_level > 0 ? j->o.zstd_level : 1, err);
-        end_turn(j);
         TSR_TRY(st);
+        end_turn(j);
     } else {
         TSR_TRY(place_and_write(w, it, stored, &e, err));
     }
