@@ -275,7 +275,9 @@ static save_buffer *take_buffer(tsr_save_job *j, size_t n)
             }
             b = malloc(sizeof *b + n);
             if (b == NULL) {
-                j->st = TSR_ERR(&j->err, TSR_E_LIMIT, "out of memory for a buffer of %zu bytes", n);
+                __atomic_store_n(&j->st,
+                                 TSR_ERR(&j->err, TSR_E_LIMIT, "out of memory for a buffer of %zu bytes", n),
+                                 __ATOMIC_RELEASE);
                 break;
             }
             b->bytes = n;

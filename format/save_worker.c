@@ -17,8 +17,8 @@ void save_fail(tsr_save_job *j, tsr_status st, const tsr_err *err)
 {
     (void)pthread_mutex_lock(&j->mu);
     if (j->st == TSR_OK) {
-        j->st = st;
         j->err = *err;
+        __atomic_store_n(&j->st, st, __ATOMIC_RELEASE); /* also read without the lock */
     }
     (void)pthread_cond_broadcast(&j->work);
     (void)pthread_cond_broadcast(&j->room);
@@ -177,8 +177,8 @@ static tsr_status place_and_write(worker *w, const save_item *it, const uint8_t 
     const save_slot *s = &it->slot;
     save_shard *shard = j->shards[s->file];
     tsr_status st = save_shard_place(shard, s, e->stored_bytes, e->codec != TSR_CODEC_RAW, &e->offset, err);
-    TSR_TRY(
-        st); /* the turn does not pass on: nobody may go by a broken shard, and the failure wakes those who wait */
+    /* After a failure the turn does not pass on: nobody may go by a broken shard; save_fail wakes those who wait. */
+    TSR_TRY(st);
     end_turn(j);
     if (j->parent != NULL && stored != NULL && save_parent_has(j, s, e, stored)) {
         j->same[s->extent] = 1;
@@ -213,7 +213,7 @@ static tsr_status process(worker *w, save_item *it, tsr_err *err)
     }
     (void)pthread_mutex_lock(&j->mu);
     bool last = --j->remaining[file] == 0;
-    j->written += it->slot.payload_bytes;
+    (void)__atomic_fetch_add(&j->written, it->slot.payload_bytes, __ATOMIC_RELAXED);
     j->stored_bytes += e.stored_bytes;
     (void)pthread_mutex_unlock(&j->mu);
     return last ? close_file(j, file, err) : TSR_OK;
