@@ -48,10 +48,19 @@ tsr_status tsr_err_set_(tsr_err *e, tsr_status code, const char *file, int line,
 /* Puts text in front of an error that is on its way up: "prefix: msg". e may be NULL. */
 void tsr_err_prefix(tsr_err *e, const char *fmt, ...) TSR_PRINTF(2, 3) __attribute__((cold));
 
+/* Tells the compiler that an error is never TSR_OK: it then sees that outputs are set wherever they are used. */
+static inline tsr_status tsr_failed_(tsr_status s)
+{
+    if (s == TSR_OK) {
+        __builtin_unreachable();
+    }
+    return s;
+}
+
 void tsr_panic_(const char *what, const char *file, int line) __attribute__((noreturn, cold));
 
 /* TSR_ERR makes an error value; TSR_FAIL returns it; TSR_TRY passes a failure on. */
-#define TSR_ERR(e, code, ...) tsr_err_set_((e), (code), __FILE__, __LINE__, __VA_ARGS__)
+#define TSR_ERR(e, code, ...) tsr_failed_(tsr_err_set_((e), (code), __FILE__, __LINE__, __VA_ARGS__))
 #define TSR_FAIL(e, code, ...) return TSR_ERR((e), (code), __VA_ARGS__)
 #define TSR_TRY(expr)                                                                                        \
     do {                                                                                                     \
