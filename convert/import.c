@@ -104,14 +104,36 @@ static tsr_status take_assets(conversion *c, tsr_asset **out, uint32_t *count, t
     return TSR_OK;
 }
 
+/* A checkpoint written anew (compressed, say) keeps its arch and its training state. */
+static tsr_status keep_state(conversion *c, tsr_save_opts *o, char **train, tsr_err *err)
+{
+    size_t n;
+    *train = NULL;
+    if (c->source->ckpt == NULL) {
+        return TSR_OK;
+    }
+    const char *text = tsr_ckpt_manifest(c->source->ckpt, &n);
+    json_t *root = json_loadb(text, n, 0, NULL);
+    const char *arch = json_string_value(json_object_get(root, "arch"));
+    o->arch = arch != NULL ? tsr_arena_strndup(c->arena, arch, strlen(arch)) : o->arch;
+    json_decref(root);
+    tsr_status st = tsr_ckpt_read_member(c->source->ckpt, "train.json", (size_t)64 << 20, train, &n, err);
+    o->train_json = *train;
+    return st == TSR_E_MISSING ? TSR_OK : st;
+}
+
 tsr_status import_run(conversion *c, tsr_err *err)
 {
     tsr_save_opts o = save_opts(c);
+    char *train = NULL;
     tsr_asset *assets = NULL;
     char *steps = lineage(c);
     tsr_status st = steps != NULL ? TSR_OK : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
     if (st == TSR_OK) {
         st = take_assets(c, &assets, &o.asset_count, err);
+    }
+    if (st == TSR_OK) {
+        st = keep_state(c, &o, &train, err);
     }
     if (st == TSR_OK) {
         st = convert_key(c, &o.resume_key, err);
@@ -123,6 +145,7 @@ tsr_status import_run(conversion *c, tsr_err *err)
         st = tsr_save(c->dst, c->map->groups, c->map->group_count, fill, c->map, &o, err);
     }
     free(assets);
+    free(train);
     free(steps);
     return st;
 }

@@ -78,6 +78,26 @@ class RealLayout(Case):
         shards = [{n: h for n, h in tree(self.path(x)).items() if n.endswith('.h5')} for x in 'ab']
         self.assertEqual(*shards)
 
+    def test_written_anew(self):
+        """Compressing a checkpoint keeps what it is: arch, assets, history; the files still come back."""
+        self.ok('convert', self.src, self.path('c'), '--experts', '2')
+        self.ok('convert', self.path('c'), self.path('z'), '--to', 'tessera', '--compress', '--experts', '4')
+        self.ok('diff', self.path('c'), self.path('z'))
+        manifest = json.load(open(self.path('z', 'manifest.json')))
+        self.assertEqual(manifest['arch'], 'kimi-k3')
+        self.assertEqual([s['op'] for s in manifest['lineage']], ['convert', 'convert'])
+        self.ok('convert', self.path('z'), self.path('back'))
+        self.same_tree(self.src, self.path('back'))
+
+    def test_part_of_it(self):
+        self.ok('convert', self.src, self.path('c'), '--include', '*layers.2.*', '--exclude', '*experts*')
+        names = self.ok('ls', self.path('c')).text
+        self.assertIn('layers.2.attn.q.weight', names)
+        self.assertNotIn('layers.1.', names)
+        self.assertNotIn('experts', names)
+        self.ok('convert', self.src, self.path('st'), '--to', 'safetensors', '--shard-size', '2MiB')
+        self.ok('diff', self.src, self.path('st'))
+
     def test_ls_and_info(self):
         self.ok('convert', self.src, self.path('c'), '--experts', '4')
         self.assertIn('layers.1.experts.{e}.gate.weight', self.ok('ls', self.path('c')).text)
