@@ -31,6 +31,13 @@ void uuid_text(const uint8_t uuid[16], char out[37])
     }
 }
 
+bool manifest_can_hold(const char *name)
+{
+    json_t *v = json_string(name); /* refuses what is not UTF-8 */
+    json_decref(v);
+    return v != NULL;
+}
+
 /* A JSON document somebody else wrote, kept whole; NULL text gives null. */
 static tsr_status embed(json_t *root, const char *key, const char *text, tsr_err *err)
 {
@@ -38,10 +45,11 @@ static tsr_status embed(json_t *root, const char *key, const char *text, tsr_err
         return json_object_set_new(root, key, json_null()) == 0 ? TSR_OK
                                                                 : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
     }
-    json_error_t e;
-    json_t *v = json_loads(text, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &e);
-    if (v == NULL) {
-        TSR_FAIL(err, TSR_E_FORMAT, "%s: line %d: %s", key, e.line, e.text);
+    json_t *v = json_loads(text, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
+    if (v ==
+        NULL) { /* a config of somebody else's making: kept as text; its file is among the assets anyway */
+        v = json_string(text);
+        v = v != NULL ? v : json_null();
     }
     return json_object_set_new(root, key, v) == 0 ? TSR_OK : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
 }

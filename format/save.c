@@ -91,6 +91,27 @@ static tsr_status copy_text(tsr_arena *a, const char **text, tsr_err *err)
     return TSR_OK;
 }
 
+static tsr_status check_asset_name(const char *name, tsr_err *err)
+{
+    const char *p = name;
+    size_t n = strlen(name);
+    bool bad = n == 0 || n > TSR_NAME_BYTES_MAX || name[0] == '/';
+    while (!bad && *p != '\0') {
+        size_t part = strcspn(p, "/");
+        bad = part == 0 || (part == 1 && p[0] == '.') || (part == 2 && p[0] == '.' && p[1] == '.');
+        p += part;
+        if (*p == '/') {
+            p++;
+            bad = bad || *p == '\0';
+        }
+    }
+    if (bad || !manifest_can_hold(name)) {
+        TSR_FAIL(err, TSR_E_FORMAT,
+                 "asset %.200s: not a plain relative name in UTF-8 (rename it, or leave it out)", name);
+    }
+    return TSR_OK;
+}
+
 /* The caller may free its options once a job runs in the background (snapshot); else assets in memory stay there. */
 static tsr_status copy_opts(tsr_save_job *j, const tsr_save_opts *o, bool snapshot, tsr_err *err)
 {
@@ -108,6 +129,7 @@ static tsr_status copy_opts(tsr_save_job *j, const tsr_save_opts *o, bool snapsh
     }
     for (uint32_t i = 0; i < o->asset_count; i++) {
         assets[i] = o->assets[i];
+        TSR_TRY(check_asset_name(assets[i].name, err)); /* now, not after hours of writing */
         TSR_TRY(copy_text(a, &assets[i].name, err));
         TSR_TRY(copy_text(a, &assets[i].path, err));
         if (assets[i].path == NULL && snapshot) {

@@ -128,6 +128,8 @@ typedef struct manifest_in {
 } manifest_in;
 /* malloc'ed text, with its own check value filled in. */
 TSR_NODISCARD tsr_status manifest_build(const manifest_in *in, char **text, size_t *bytes, tsr_err *err);
+/* A member may be called so: the name is UTF-8. */
+bool manifest_can_hold(const char *name);
 /* The check value is right: XXH3-128 of the text with its own 32 digits as zeros. */
 bool manifest_intact(const char *text, size_t bytes);
 /* Random (version 4) uuid. */

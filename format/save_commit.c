@@ -10,26 +10,6 @@ typedef struct members {
     uint32_t count;
 } members;
 
-static tsr_status check_asset_name(const char *name, tsr_err *err)
-{
-    const char *p = name;
-    size_t n = strlen(name);
-    bool bad = n == 0 || n > TSR_NAME_BYTES_MAX || name[0] == '/';
-    while (!bad && *p != '\0') {
-        size_t part = strcspn(p, "/");
-        bad = part == 0 || (part == 1 && p[0] == '.') || (part == 2 && p[0] == '.' && p[1] == '.');
-        p += part;
-        if (*p == '/') {
-            p++;
-            bad = bad || *p == '\0';
-        }
-    }
-    if (bad) {
-        TSR_FAIL(err, TSR_E_FORMAT, "asset %.200s: not a plain relative name", name);
-    }
-    return TSR_OK;
-}
-
 /* Makes the folders above dir/name, and syncs nothing yet. */
 static tsr_status make_parents(const char *path, tsr_err *err)
 {
@@ -105,7 +85,6 @@ static tsr_status write_members(tsr_save_job *j, members *ms, tsr_err *err)
     }
     for (uint32_t i = 0; i < j->o.asset_count; i++) {
         char name[TSR_NAME_BYTES_MAX + 16];
-        TSR_TRY(check_asset_name(j->o.assets[i].name, err));
         (void)snprintf(name, sizeof name, "assets/%s", j->o.assets[i].name);
         TSR_TRY(add_member(j, ms, name, &j->o.assets[i], err));
     }

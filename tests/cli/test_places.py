@@ -67,6 +67,27 @@ class Snapshots(Case):
         self.fails(6, 'exists', 'convert', snap, self.path('out'))
 
 
+class Assets(Case):
+    def test_name_that_is_not_utf8(self):
+        write(self.path('in', 'model.safetensors'), st([('a', 'F32', [1], f32(1))]))
+        with open(os.path.join(os.fsencode(self.path('in')), b'caf\xe9.txt'), 'w') as f:
+            f.write('x')
+        r = run('convert', self.path('in'), self.path('out'))
+        self.assertEqual(r.code, 3, repr(r))
+        self.assertEqual(os.listdir(self.dir), ['in'])
+
+    def test_config_that_is_not_strict_json(self):
+        write(self.path('in', 'model.safetensors'), st([('a', 'F32', [1], f32(1))]))
+        for text in ('{"a": NaN}', '{"a": 1, "a": 2}', 'not json'):
+            write(self.path('in', 'config.json'), text)
+            self.ok('convert', self.path('in'), self.path('out'))
+            self.ok('verify', self.path('out'))
+            self.ok('convert', self.path('out'), self.path('back'))
+            self.same_tree(self.path('in'), self.path('back'))
+            shutil.rmtree(self.path('out'))
+            shutil.rmtree(self.path('back'))
+
+
 class Full(Case):
     def small(self, n):
         return st([('a', 'U8', [n], os.urandom(n))])
