@@ -325,6 +325,7 @@ static tsr_status close_parts(save_shard *s, const tsr_extent_rec *extents, tsr_
     };
     TSR_TRY(tsr_h5_add(s->h5, &d, &id, &table_offset, err));
     TSR_TRY(tsr_h5_finish(&s->h5, &file_bytes, err));
+    TSR_TRY(tsr_h5_drop_times(s->f, file_bytes, err));
     table_in t;
     TSR_TRY(table_gather(&t, s->plan, s->file, extents, file_bytes, err));
     tsr_status st = seal(s, &t, table_offset, file_bytes, rec, err);

@@ -43,6 +43,9 @@ TSR_NODISCARD tsr_status tsr_h5_place(tsr_h5_writer *w, int id, const int64_t *c
 TSR_NODISCARD tsr_status tsr_h5_finish(tsr_h5_writer **w, uint64_t *file_bytes_out, tsr_err *err);
 void tsr_h5_abort(tsr_h5_writer **w);
 
+/* Zeroes the times in the superblock extension of a finished file; see h5_times.c. */
+TSR_NODISCARD tsr_status tsr_h5_drop_times(tsr_file *f, uint64_t file_bytes, tsr_err *err);
+
 /* Link name for a tensor name: '/' '%' and control bytes become %XX, the name "." becomes "%2E", "" becomes
  * "%". Invertible. malloc'ed; NULL when out of memory. */
 char *tsr_h5_escape(const char *name);
