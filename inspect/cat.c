@@ -36,6 +36,7 @@ typedef struct printer {
 
 /* ---- slices ------------------------------------------------------------------------------------------------------ */
 
+/* A number of a slice, counted from the end when negative; it may still lie outside the dimension. */
 static bool parse_bound(const char **s, int64_t dim, int64_t fallback, int64_t *out)
 {
     if (**s == ':' || **s == ',' || **s == '\0') {
@@ -49,9 +50,14 @@ static bool parse_bound(const char **s, int64_t dim, int64_t fallback, int64_t *
         return false;
     }
     *s = end;
-    v = v < 0 ? v + dim : v;
-    *out = v < 0 ? 0 : v > dim ? dim : v;
+    *out = v < 0 ? v + dim : v;
     return true;
+}
+
+/* Bounds of a range end at the dimension's, as in Python. */
+static int64_t clamp(int64_t v, int64_t dim)
+{
+    return v < 0 ? 0 : v > dim ? dim : v;
 }
 
 static tsr_status parse_slice(printer *p, tsr_err *err)
@@ -76,13 +82,15 @@ static tsr_status parse_slice(printer *p, tsr_err *err)
             if (!parse_bound(&s, p->shape[i], p->shape[i], &p->sel.to[i])) {
                 TSR_FAIL(err, TSR_E_USAGE, "--slice %s: not a slice (write 0:4,:,3)", p->o->slice);
             }
+            p->sel.from[i] = clamp(p->sel.from[i], p->shape[i]);
+            p->sel.to[i] = clamp(p->sel.to[i], p->shape[i]);
         } else {
-            p->sel.to[i] = p->sel.from[i] + 1;
             p->sel.drop[i] = true;
-            if (s == begin || p->sel.from[i] >= p->shape[i]) {
+            if (s == begin || p->sel.from[i] < 0 || p->sel.from[i] >= p->shape[i]) {
                 TSR_FAIL(err, TSR_E_USAGE, "--slice %s: index outside dimension %d of %s, which has %lld",
                          p->o->slice, i, p->name, (long long)p->shape[i]);
             }
+            p->sel.to[i] = p->sel.from[i] + 1;
         }
         p->sel.to[i] = p->sel.to[i] < p->sel.from[i] ? p->sel.from[i] : p->sel.to[i];
         if (*s != ',' && *s != '\0') {
@@ -125,27 +133,53 @@ static tsr_status load_run(printer *p, int64_t row, int64_t c, int64_t n, tsr_er
     return TSR_OK;
 }
 
+/* Rounds to odd, so that a second rounding to a shorter format gives what one rounding of v would have given. */
+static float to_odd(double v)
+{
+    float f = (float)v;
+    uint32_t u;
+    if (!isfinite(v) || (double)f == v) {
+        return f;
+    }
+    memcpy(&u, &f, sizeof u);
+    u -= fabs((double)f) > fabs(v); /* towards zero; from infinity to the largest finite */
+    u |= 1;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+/* v to dt at dst. True when a finite v became infinite. */
+static bool encode_one(tsr_dtype dt, double v, bool saturate, uint8_t *dst)
+{
+    static const float most_f16 = 65504, most_bf16 = 0x1.fep127f;
+    float f = dt == TSR_DT_F32 ? (float)v : to_odd(v);
+    double back;
+    tsr_from_f32(dt, &f, 1, dst, NULL);
+    tsr_to_f64(dt, dst, 0, 1, &back);
+    if (!isinf(back) || isinf(v)) {
+        return false;
+    }
+    if (saturate) {
+        f = copysignf(dt == TSR_DT_F16 ? most_f16 : dt == TSR_DT_BF16 ? most_bf16 : FLT_MAX, f);
+        tsr_from_f32(dt, &f, 1, dst, NULL);
+    }
+    return !saturate;
+}
+
 /* p->val to the output dtype in p->enc (bytes an element returned). */
 static size_t encode_run(printer *p, int64_t n)
 {
-    if (p->out == TSR_DT_F64) {
-        memcpy(p->enc, p->val, (size_t)n * 8);
-        return 8;
-    }
-    uint64_t inf = 0;
-    for (int64_t i = 0; i < n; i++) {
-        float f = (float)p->val[i];
-        size_t size = tsr_dtype_info((unsigned)p->out)->bytes_per_unit;
-        uint64_t one = 0;
-        inf += p->out == TSR_DT_F32 && isinf(f) && isfinite(p->val[i]);
-        tsr_from_f32(p->out, &f, 1, p->enc + (size_t)i * size, &one);
-        inf += one;
-        if (p->dtype == TSR_DT_F32 && p->out == TSR_DT_F32) { /* bits as they are, also of a signalling NaN */
-            memcpy(p->enc + (size_t)i * 4, p->raw + (size_t)i * 4, 4);
+    size_t size = tsr_dtype_info((unsigned)p->out)->bytes_per_unit;
+    if (p->dtype == p->out) { /* bits as they are, also of a signalling NaN */
+        memcpy(p->enc, p->raw, (size_t)n * size);
+    } else if (p->out == TSR_DT_F64) {
+        memcpy(p->enc, p->val, (size_t)n * size);
+    } else {
+        for (int64_t i = 0; i < n; i++) {
+            *p->to_inf += encode_one(p->out, p->val[i], p->o->saturate, p->enc + (size_t)i * size);
         }
     }
-    *p->to_inf += inf;
-    return tsr_dtype_info((unsigned)p->out)->bytes_per_unit;
+    return size;
 }
 
 static tsr_status put_all(printer *p, const void *data, size_t n, tsr_err *err)
@@ -188,7 +222,9 @@ static int text_of(const printer *p, int64_t i, char *buf, size_t room)
     if (isnan(v)) {
         return snprintf(buf, room, "nan");
     }
-    return snprintf(buf, room, "%.*g", dt == TSR_DT_F64 ? 17 : 9, v);
+    bool integer = !tsr_dtype_info((unsigned)dt)->is_float;
+    int digits = integer ? 10 : dt == TSR_DT_F64 ? 17 : 9; /* ten hold 32 bits */
+    return snprintf(buf, room, "%.*g", digits, v);
 }
 
 static tsr_status print_run(printer *p, int64_t c, int64_t n, bool first, tsr_err *err)
@@ -305,6 +341,10 @@ static tsr_status join_pair(printer *p, tsr_err *err)
     size_t n = strlen(p->name), tail = strlen("_packed");
     if (n < tail || strcmp(p->name + n - tail, "_packed") != 0 || p->dtype != TSR_DT_U8 || p->rank == 0) {
         TSR_FAIL(err, TSR_E_USAGE, "--mxfp4: %s: wants a u8 tensor called X.weight_packed", p->name);
+    }
+    if (p->shape[p->rank - 1] > INT64_MAX / 2) {
+        TSR_FAIL(err, TSR_E_FORMAT, "%s: %lld columns of two codes are too many", p->name,
+                 (long long)p->shape[p->rank - 1]);
     }
     (void)snprintf(other, sizeof other, "%.*s_scale", (int)(n - tail), p->name);
     p->scales = tsr_map_find(p->v->map, other, NULL);

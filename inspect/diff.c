@@ -62,10 +62,34 @@ static void note(tsr_diff_row *r, uint64_t index)
     }
 }
 
+/* 64-bit integers, which a double would round. */
+static void compare_integers(differ *d, bool is_signed, uint64_t base, uint64_t n, tsr_diff_row *r)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t x, y;
+        memcpy(&x, d->buf_a + i * 8, 8);
+        memcpy(&y, d->buf_b + i * 8, 8);
+        double p = is_signed ? (double)(int64_t)x : (double)x;
+        d->sum_a += p * p;
+        if (x == y) {
+            continue;
+        }
+        note(r, base + i);
+        bool more = is_signed ? (int64_t)x > (int64_t)y : x > y;
+        double off = (double)(more ? x - y : y - x);
+        d->sum_diff += off * off;
+        r->max_abs = off > r->max_abs ? off : r->max_abs;
+    }
+}
+
 /* Element values of one piece. */
 static void compare_values(differ *d, tsr_dtype dt, uint64_t base, uint64_t n, tsr_diff_row *r)
 {
     const tsr_dtype_traits *t = tsr_dtype_info((unsigned)dt);
+    if (dt == TSR_DT_I64 || dt == TSR_DT_U64) {
+        compare_integers(d, dt == TSR_DT_I64, base, n, r);
+        return;
+    }
     tsr_to_f64(dt, d->buf_a, 0, n, d->val_a);
     tsr_to_f64(dt, d->buf_b, 0, n, d->val_b);
     for (uint64_t i = 0; i < n; i++) {

@@ -22,37 +22,51 @@ static float value(uint32_t u)
     return f;
 }
 
+/* A 16-bit code by its definition; the code of infinity as the number that would come next. */
+static double by_parts(uint32_t code, int ebits, int bias)
+{
+    int mbits = 15 - ebits, e = (int)(code >> mbits) & ((1 << ebits) - 1), m = (int)code & ((1 << mbits) - 1);
+    double v = e > 0 ? ldexp(m + (1 << mbits), e - bias - mbits) : ldexp(m, 1 - bias - mbits);
+    return (code & 0x8000) != 0 ? -v : v;
+}
+
 static void half_codes(void)
 {
     for (uint32_t x = 0; x < 65536; x++) {
         uint16_t h = (uint16_t)x;
-        bool nan16 = (h & 0x7c00) == 0x7c00 && (h & 0x3ff) != 0,
-             nanb = (h & 0x7f80) == 0x7f80 && (h & 0x7f) != 0;
-        CHECK(nan16 ? isnan(tsr_f16_to_f32(h)) : tsr_f32_to_f16(tsr_f16_to_f32(h)) == h);
-        CHECK(nanb ? isnan(tsr_bf16_to_f32(h)) : tsr_f32_to_bf16(tsr_bf16_to_f32(h)) == h);
+        for (int kind = 0; kind < 2; kind++) {
+            uint32_t inf = kind ? 0x7c00 : 0x7f80, low = x & 0x7fff;
+            float got = kind ? tsr_f16_to_f32(h) : tsr_bf16_to_f32(h);
+            double want = low == inf ? (double)INFINITY : by_parts(low, kind ? 5 : 8, kind ? 15 : 127);
+            CHECK((signbit(got) != 0) == (x > 0x7fff));
+            CHECK(low > inf ? isnan(got) : (double)got == (x > 0x7fff ? -want : want));
+            uint16_t back = kind ? tsr_f32_to_f16(got) : tsr_f32_to_bf16(got), quiet = kind ? 0x7e00 : 0x7fc0;
+            CHECK(back == (low > inf ? quiet | (x & 0x8000) : x));
+        }
     }
 }
 
-/* The nearest of all codes, ties to the even one, found by looking at every neighbour. */
+static void rounds_to(int kind, float x, uint32_t want)
+{
+    CHECK((kind ? tsr_f32_to_f16(x) : tsr_f32_to_bf16(x)) == want);
+    CHECK((kind ? tsr_f32_to_f16(-x) : tsr_f32_to_bf16(-x)) == (want | 0x8000));
+}
+
+/* Between each two neighbours, up to infinity: the middle goes to the even one, its neighbours to the
+ * nearer. */
 static void half_rounding(void)
 {
-    uint64_t rng = 8;
-    for (int i = 0; i < 2000000; i++) {
-        float x = value((uint32_t)bag_random(&rng));
-        if (isnan(x) || isinf(x)) {
-            continue;
+    for (int kind = 0; kind < 2; kind++) {
+        for (uint32_t h = 0; h < (kind ? 0x7c00u : 0x7f80u); h++) {
+            int ebits = kind ? 5 : 8, bias = kind ? 15 : 127;
+            float mid = (float)((by_parts(h, ebits, bias) + by_parts(h + 1, ebits, bias)) / 2);
+            rounds_to(kind, mid, h + (h & 1));
+            rounds_to(kind, nextafterf(mid, 0), h);
+            rounds_to(kind, nextafterf(mid, INFINITY), h + 1);
         }
-        for (int kind = 0; kind < 2; kind++) {
-            uint16_t h = kind ? tsr_f32_to_f16(x) : tsr_f32_to_bf16(x);
-            float (*back)(uint16_t) = kind ? tsr_f16_to_f32 : tsr_bf16_to_f32;
-            double at = back(h), low = back((uint16_t)(h - 1)), high = back((uint16_t)(h + 1));
-            if ((h & 0x7fff) == 0 || isinf(at) || isinf(high)) {
-                continue; /* borders are below, by known answers */
-            }
-            double d = fabs(at - (double)x), dl = fabs(low - (double)x), dh = fabs(high - (double)x);
-            CHECK(d <= dl && d <= dh);
-            CHECK((d < dl && d < dh) || (h & 1) == 0);
-        }
+        rounds_to(kind, FLT_MAX, kind ? 0x7c00 : 0x7f80);
+        rounds_to(kind, 0x1p-149f, 0);
+        rounds_to(kind, INFINITY, kind ? 0x7c00 : 0x7f80);
     }
 }
 
@@ -139,6 +153,105 @@ static void mxfp4(void)
     CHECK(row_of == 0 && out[0] == FLT_MAX);
 }
 
+/* All codes with all scales, two blocks a row with scales of their own. */
+static void mxfp4_products(void)
+{
+    uint8_t packed[256 * 32], scales[256 * 2];
+    float out[256 * 64];
+    int64_t row;
+    for (int r = 0; r < 256; r++) {
+        scales[r * 2] = (uint8_t)r;
+        scales[r * 2 + 1] = (uint8_t)(255 - r);
+        for (int i = 0; i < 32; i++) {
+            packed[r * 32 + i] = (uint8_t)((r * 5 + i * 2) % 16 | (r * 5 + i * 2 + 1) % 16 << 4);
+        }
+    }
+    for (int saturate = 0; saturate < 2; saturate++) {
+        tsr_mxfp4_to_f32(packed, scales, 256, 64, saturate != 0, out, &row);
+        int64_t first = -1;
+        for (int r = 0; r < 256; r++) {
+            for (int c = 0; c < 64; c++) {
+                int code = (r * 5 + c) % 16, scale = scales[r * 2 + c / 32];
+                double up[8] = { 0, 0.5, 1, 1.5, 2, 3, 4, 6 }, v = ldexp(up[code & 7], scale - 127);
+                float got = out[r * 64 + c];
+                bool over = scale != 255 && v > (double)FLT_MAX;
+                first = over && first < 0 ? r : first;
+                if (scale == 255) {
+                    CHECK(isnan(got));
+                    continue;
+                }
+                float want = over ? (saturate ? FLT_MAX : INFINITY) : (float)v;
+                CHECK(bits(got) == (bits(want) | (code > 7 ? 0x80000000u : 0)));
+            }
+        }
+        CHECK(first == 1 && row == first); /* row 1 has scale 254 */
+    }
+    tsr_mxfp4_to_f32(packed, scales, 256, 64, true, out, NULL);
+    for (int x = 0; x < 256; x++) {
+        float e = tsr_e8m0_to_f32((uint8_t)x);
+        CHECK(x == 255 ? isnan(e) : (double)e == ldexp(1, x - 127));
+        CHECK(bits(tsr_e2m1_to_f32((uint8_t)x)) == bits(tsr_e2m1_to_f32((uint8_t)(x & 15))));
+    }
+}
+
+/* Every dtype to double: three elements from the second on. */
+static void to_double(void)
+{
+    static const struct {
+        tsr_dtype dt;
+        uint8_t bytes[32];
+        double want[3];
+    } rows[] = {
+        { TSR_DT_F64, { [14] = 0xf0, [15] = 0x3f, [16] = 1, [31] = 0x80 }, { 1, 0x1p-1074, -0.0 } },
+        { TSR_DT_F32,
+          { [6] = 0x80, [7] = 0x3f, [8] = 1, [14] = 0x80, [15] = 0xff },
+          { 1, 0x1p-149, -INFINITY } },
+        { TSR_DT_F16, { [3] = 0x3c, [4] = 1, [7] = 0xfc }, { 1, 0x1p-24, -INFINITY } },
+        { TSR_DT_BF16, { [2] = 0x80, 0x3f, 1, 0, 0x80, 0xff }, { 1, 0x1p-133, -INFINITY } },
+        { TSR_DT_F8_E4M3, { 0, 0x38, 1, 0xfe }, { 1, 0x1p-9, -448 } },
+        { TSR_DT_F8_E5M2, { 0, 0x3c, 1, 0xfc }, { 1, 0x1p-16, -INFINITY } },
+        { TSR_DT_F8_E4M3FNUZ, { 0, 0x40, 1, 0xff }, { 1, 0x1p-10, -240 } },
+        { TSR_DT_F8_E5M2FNUZ, { 0, 0x40, 1, 0xff }, { 1, 0x1p-17, -57344 } },
+        { TSR_DT_E8M0, { 0, 127, 0, 254 }, { 1, 0x1p-127, 0x1p127 } },
+        { TSR_DT_F4_E2M1, { 0x20, 0xf1 }, { 1, 0.5, -6 } },
+        { TSR_DT_MXFP4, { 0x20, 0xf1 }, { 1, 0.5, -6 } },
+        { TSR_DT_I64, { [8] = 1, [22] = 0x20, [31] = 0x80 }, { 1, 0x1p53, -0x1p63 } },
+        { TSR_DT_I32, { [4] = 1, [8] = 255, 255, 255, 127, [15] = 0x80 }, { 1, 2147483647, -2147483648.0 } },
+        { TSR_DT_I16, { [2] = 1, [4] = 255, 127, 0, 128 }, { 1, 32767, -32768 } },
+        { TSR_DT_I8, { 0, 1, 127, 128 }, { 1, 127, -128 } },
+        { TSR_DT_U64, { [8] = 1, [22] = 0x20, [31] = 0x80 }, { 1, 0x1p53, 0x1p63 } },
+        { TSR_DT_U32, { [4] = 1, [8] = 255, 255, 255, 127, [15] = 0x80 }, { 1, 2147483647, 2147483648.0 } },
+        { TSR_DT_U16, { [2] = 1, [4] = 255, 127, 0, 128 }, { 1, 32767, 32768 } },
+        { TSR_DT_U8, { 0, 1, 127, 128 }, { 1, 127, 128 } },
+        { TSR_DT_BOOL, { 0, 1, 0, 1 }, { 1, 0, 1 } },
+    };
+    unsigned seen = 0;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        double got[4] = { 7, 7, 7, 7 };
+        tsr_to_f64(rows[i].dt, rows[i].bytes, 1, 3, got);
+        CHECK(memcmp(got, rows[i].want, sizeof rows[i].want) == 0 && got[3] == 7);
+        seen |= 1u << rows[i].dt;
+    }
+    for (unsigned dt = 0; dt < TSR_DT_COUNT; dt++) { /* none is left out */
+        CHECK((tsr_dtype_info(dt) != NULL) == ((seen >> dt & 1) != 0));
+    }
+}
+
+static void from_f32(void)
+{
+    static const float in[] = { 65519, 65520, -65520, INFINITY, 3e38f, 3.4e38f, -FLT_MAX, 0 };
+    uint16_t h[8];
+    float same[8];
+    uint64_t to_inf = 99;
+    tsr_from_f32(TSR_DT_F16, in, 8, h, &to_inf);
+    CHECK(to_inf == 5 && h[0] == 0x7bff && h[2] == 0xfc00 && h[3] == 0x7c00 && h[7] == 0);
+    tsr_from_f32(TSR_DT_BF16, in, 8, h, &to_inf);
+    CHECK(to_inf == 2 && h[4] == 0x7f62 && h[5] == 0x7f80 && h[6] == 0xff80);
+    tsr_from_f32(TSR_DT_F32, in, 8, same, &to_inf);
+    CHECK(to_inf == 0 && memcmp(same, in, sizeof in) == 0);
+    tsr_from_f32(TSR_DT_F16, in, 8, h, NULL);
+}
+
 int main(void)
 {
     half_codes();
@@ -146,6 +259,9 @@ int main(void)
     known_answers();
     eight_bits();
     mxfp4();
+    mxfp4_products();
+    to_double();
+    from_f32();
     printf("number formats agree with their definitions\n");
     return 0;
 }
