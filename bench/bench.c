@@ -17,6 +17,12 @@ static int compare(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
+double bench_median(double *t, size_t n)
+{
+    qsort(t, n, sizeof *t, compare);
+    return t[n / 2];
+}
+
 void bench_pair(const char *what, const char *peer_name, uint64_t bytes, void (*ours)(void *),
                 void (*peer)(void *), void *payload)
 {
@@ -31,9 +37,7 @@ void bench_pair(const char *what, const char *peer_name, uint64_t bytes, void (*
         peer(payload);
         b[i] = bench_now() - t;
     }
-    qsort(a, BENCH_ROUNDS, sizeof *a, compare);
-    qsort(b, BENCH_ROUNDS, sizeof *b, compare);
-    double mine = a[BENCH_ROUNDS / 2], theirs = b[BENCH_ROUNDS / 2];
+    double mine = bench_median(a, BENCH_ROUNDS), theirs = bench_median(b, BENCH_ROUNDS);
     printf("%s: ours %.2f GB/s, %s %.2f GB/s, ratio %.2f (best of each %.2f)\n", what,
            (double)bytes / mine / 1e9, peer_name, (double)bytes / theirs / 1e9, theirs / mine, b[0] / a[0]);
     (void)fflush(stdout);

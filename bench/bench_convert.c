@@ -1,5 +1,5 @@
-/* bench_convert.c - import of a safetensors folder and a reshard that moves data, against cp + fsync of the same bytes.
- * Argument: MiB. */
+/* bench_convert.c - import of a safetensors folder and a reshard that moves data, against cp + fsync of the
+ * same bytes. Argument: MiB. */
 #include "bench/bench.h"
 #include "convert/convert.h"
 

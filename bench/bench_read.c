@@ -1,5 +1,5 @@
-/* bench_read.c - reading: one expert against a bare pread, everything against pread, verify against XXH3 over the same
- * mapping. Argument: MiB. */
+/* bench_read.c - reading: one expert against a bare pread, everything against pread, verify against XXH3
+ * over the same mapping. Argument: MiB. */
 #include "bench/bench.h"
 
 #include <dirent.h>
