@@ -1,0 +1,2 @@
+/* bench_matmul.c - benchmarks of kernels/ops/matmul.h. */
+#include "bench/kernels/bench_kernels.h"

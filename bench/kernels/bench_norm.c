@@ -1,0 +1,2 @@
+/* bench_norm.c - benchmarks of kernels/ops/norm.h. */
+#include "bench/kernels/bench_kernels.h"

@@ -1,0 +1,158 @@
+/* backend.c - opening backends: the reference, and the same with faster kernels laid over it. */
+#include "kernels/backend_priv.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char *const tsr_backend_names[] = {
+#ifdef TSR_HAVE_SIMD
+    "avx512",
+    "avx2",
+#endif
+    "cpu",
+    NULL,
+};
+
+static tsr_status host_alloc(tsr_backend *b, void **out, size_t bytes)
+{
+    (void)b;
+    *out = NULL;
+    return posix_memalign(out, 64, bytes > 0 ? bytes : 64) == 0 ? TSR_OK : TSR_E_LIMIT;
+}
+
+static void host_release(tsr_backend *b, void *p)
+{
+    (void)b;
+    free(p);
+}
+
+static tsr_status host_copy(tsr_backend *b, void *dst, const void *src, size_t bytes)
+{
+    (void)b;
+    if (bytes > 0) {
+        memmove(dst, src, bytes);
+    }
+    return TSR_OK;
+}
+
+static tsr_status host_zero(tsr_backend *b, void *dst, size_t bytes)
+{
+    (void)b;
+    if (bytes > 0) {
+        memset(dst, 0, bytes);
+    }
+    return TSR_OK;
+}
+
+static tsr_status host_sync(tsr_backend *b)
+{
+    (void)b;
+    return TSR_OK;
+}
+
+static void host_destroy(tsr_backend *b)
+{
+    tsr_pool_close(&b->queue);
+    free(b);
+}
+
+#ifdef TSR_HAVE_SIMD
+/* dst takes every slot that src fills: the reference stays under what is missing. */
+static void overlay(tsr_kernels *dst, const tsr_kernels *src)
+{
+#define TSR_OP(op, cpu, simd, cuda)                                                                          \
+    if (src->op != NULL) {                                                                                   \
+        dst->op = src->op;                                                                                   \
+    }
+#include "kernels/ops.def"
+#undef TSR_OP
+}
+#endif
+
+/* NULL: this machine has it, or the name is unknown. */
+static const char *lacking(const char *name)
+{
+#ifdef TSR_HAVE_SIMD
+    __builtin_cpu_init();
+    if (strcmp(name, "avx2") == 0 && !(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))) {
+        return "AVX2 and FMA";
+    }
+    if (strcmp(name, "avx512") == 0 &&
+        !(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))) {
+        return "AVX-512 (F, BW, DQ, VL)";
+    }
+#endif
+    (void)name;
+    return NULL;
+}
+
+static const char *best(void)
+{
+    for (size_t i = 0; tsr_backend_names[i] != NULL; i++) {
+        if (lacking(tsr_backend_names[i]) == NULL) {
+            return tsr_backend_names[i];
+        }
+    }
+    return "cpu";
+}
+
+static const char *known(const char *name)
+{
+    for (size_t i = 0; tsr_backend_names[i] != NULL; i++) {
+        if (strcmp(tsr_backend_names[i], name) == 0) {
+            return tsr_backend_names[i];
+        }
+    }
+    return NULL;
+}
+
+tsr_status tsr_backend_open(tsr_backend **out, const char *wanted, int threads, tsr_err *err)
+{
+    *out = NULL;
+    const char *name = known(strcmp(wanted, "auto") == 0 ? best() : wanted);
+    if (name == NULL) {
+        TSR_FAIL(err, TSR_E_USAGE, "backend %s: not in this build (see tessera backends)", wanted);
+    }
+    if (lacking(name) != NULL) {
+        TSR_FAIL(err, TSR_E_UNSUPPORTED, "backend %s: this processor lacks %s (use auto)", name,
+                 lacking(name));
+    }
+    tsr_backend *b = malloc(sizeof *b);
+    if (b == NULL) {
+        TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
+    }
+    *b = (tsr_backend){ .name = name,
+                        .k = tsr_cpu_kernels,
+                        .host = true,
+                        .alloc = host_alloc,
+                        .release = host_release,
+                        .upload = host_copy,
+                        .download = host_copy,
+                        .zero = host_zero,
+                        .sync = host_sync,
+                        .destroy = host_destroy };
+#ifdef TSR_HAVE_SIMD
+    if (strcmp(name, "avx2") == 0) {
+        overlay(&b->k, &tsr_avx2_kernels);
+    } else if (strcmp(name, "avx512") == 0) {
+        overlay(&b->k, &tsr_avx512_kernels);
+    }
+#endif
+    tsr_status st = tsr_pool_open(&b->queue, threads, err);
+    if (st != TSR_OK) {
+        free(b);
+        return st;
+    }
+    b->threads = tsr_workers(b->queue);
+    *out = b;
+    return TSR_OK;
+}
+
+void tsr_backend_close(tsr_backend **b)
+{
+    if (*b != NULL) {
+        (*b)->destroy(*b);
+        *b = NULL;
+    }
+}

@@ -1,0 +1,2 @@
+/* mla.c - reference: latent attention. Plain loops, f64 accumulators. Contracts: kernels/ops/mla.h. */
+#include "kernels/backend_priv.h"

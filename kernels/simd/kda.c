@@ -1,0 +1,2 @@
+/* kda.c - delta attention, by vectors. Contracts: kernels/ops/kda.h. */
+#include "kernels/simd/simd.h"

@@ -1,0 +1,2 @@
+/* mla.c - latent attention, by vectors. Contracts: kernels/ops/mla.h. */
+#include "kernels/simd/simd.h"

@@ -1,0 +1,2 @@
+/* norm.c - norms, by vectors. Contracts: kernels/ops/norm.h. */
+#include "kernels/simd/simd.h"

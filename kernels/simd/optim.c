@@ -1,0 +1,2 @@
+/* optim.c - optimizer updates, by vectors. Contracts: kernels/ops/optim.h. */
+#include "kernels/simd/simd.h"

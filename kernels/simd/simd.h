@@ -1,0 +1,204 @@
+/* simd.h - one vector of floats, as wide as this compilation's instruction set: every file of this folder is compiled
+ * once for AVX2 + FMA (8 lanes) and once for AVX-512 (16 lanes). TSR_SIMD(op) names the kernel. */
+#ifndef TSR_KERNELS_SIMD_SIMD_H
+#define TSR_KERNELS_SIMD_SIMD_H
+
+#include "kernels/backend_priv.h"
+
+#include <immintrin.h>
+#include <string.h>
+
+#ifdef __AVX512F__
+#define TSR_SIMD(op) tsr_avx512_##op
+#define VL 16
+typedef __m512 vf;
+typedef __m512i vi;
+
+static inline vf v_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+static inline void v_store(float *p, vf v)
+{
+    _mm512_storeu_ps(p, v);
+}
+/* n in [0, VL): lanes from n on are 0, and not touched in memory. */
+static inline vf v_load_n(const float *p, int64_t n)
+{
+    return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+}
+static inline void v_store_n(float *p, vf v, int64_t n)
+{
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), v);
+}
+static inline vf v_set1(float x)
+{
+    return _mm512_set1_ps(x);
+}
+static inline vf v_fma(vf a, vf b, vf c) /* a b + c */
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+static inline vf v_max(vf a, vf b)
+{
+    return _mm512_max_ps(a, b);
+}
+static inline vf v_min(vf a, vf b)
+{
+    return _mm512_min_ps(a, b);
+}
+static inline vf v_abs(vf a)
+{
+    return _mm512_abs_ps(a);
+}
+static inline vf v_sqrt(vf a)
+{
+    return _mm512_sqrt_ps(a);
+}
+static inline vf v_round(vf a)
+{
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+static inline vf v_less(vf a, vf b, vf yes, vf no) /* a < b ? yes : no */
+{
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
+}
+static inline vf v_pow2(vf n) /* 2^n for whole n in [-126, 127] */
+{
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+}
+static inline vf v_bf16(const uint16_t *p)
+{
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p)), 16));
+}
+/* Adds the lanes in a fixed order. */
+static inline float v_sum(vf v)
+{
+    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+#else
+#define TSR_SIMD(op) tsr_avx2_##op
+#define VL 8
+typedef __m256 vf;
+typedef __m256i vi;
+
+static inline vf v_load(const float *p)
+{
+    return _mm256_loadu_ps(p);
+}
+static inline void v_store(float *p, vf v)
+{
+    _mm256_storeu_ps(p, v);
+}
+static inline __m256i v_mask_(int64_t n)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+static inline vf v_load_n(const float *p, int64_t n)
+{
+    return _mm256_maskload_ps(p, v_mask_(n));
+}
+static inline void v_store_n(float *p, vf v, int64_t n)
+{
+    _mm256_maskstore_ps(p, v_mask_(n), v);
+}
+static inline vf v_set1(float x)
+{
+    return _mm256_set1_ps(x);
+}
+static inline vf v_fma(vf a, vf b, vf c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+static inline vf v_max(vf a, vf b)
+{
+    return _mm256_max_ps(a, b);
+}
+static inline vf v_min(vf a, vf b)
+{
+    return _mm256_min_ps(a, b);
+}
+static inline vf v_abs(vf a)
+{
+    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
+}
+static inline vf v_sqrt(vf a)
+{
+    return _mm256_sqrt_ps(a);
+}
+static inline vf v_round(vf a)
+{
+    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+static inline vf v_less(vf a, vf b, vf yes, vf no)
+{
+    return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
+static inline vf v_pow2(vf n)
+{
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+static inline vf v_bf16(const uint16_t *p)
+{
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)), 16));
+}
+static inline float v_sum(vf v)
+{
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+#endif
+
+static inline vf v_zero(void)
+{
+    return v_set1(0.0f);
+}
+
+/* e^x within 2 ulp over the whole range: x = n ln 2 + r, |r| <= ln 2 / 2, polynomial of degree 6 (minimax over that
+ * interval); 2^n in two factors, so that results down to the subnormals and up to infinity are right. */
+static inline vf v_exp(vf x)
+{
+    x = v_min(v_set1(89.0f), v_max(v_set1(-104.0f), x)); /* beyond: 0 and infinity; this order keeps NaN */
+    vf n = v_round(x * v_set1(1.44269504088896341f));
+    vf r = v_fma(n, v_set1(-0.693359375f), x);
+    r = v_fma(n, v_set1(2.12194440e-4f), r);
+    vf p = v_set1(1.9875691500e-4f);
+    p = v_fma(p, r, v_set1(1.3981999507e-3f));
+    p = v_fma(p, r, v_set1(8.3334519073e-3f));
+    p = v_fma(p, r, v_set1(4.1665795894e-2f));
+    p = v_fma(p, r, v_set1(1.6666665459e-1f));
+    p = v_fma(p, r, v_set1(5.0000001201e-1f));
+    p = v_fma(p * r, r, r) + v_set1(1.0f);
+    vf half = v_round(n * v_set1(0.5f));
+    return p * v_pow2(half) * v_pow2(n - half);
+}
+
+static inline vf v_sigmoid(vf x)
+{
+    return v_set1(1.0f) / (v_set1(1.0f) + v_exp(-x));
+}
+
+/* tanh within 3 ulp: an odd polynomial below 0.625, 1 - 2 / (e^2x + 1) beyond (coefficients: Cephes, tanhf). */
+static inline vf v_tanh(vf x)
+{
+    vf a = v_abs(x), s = x * x;
+    vf p = v_set1(-5.70498872745e-3f);
+    p = v_fma(p, s, v_set1(2.06390887954e-2f));
+    p = v_fma(p, s, v_set1(-5.37397155531e-2f));
+    p = v_fma(p, s, v_set1(1.33314422036e-1f));
+    p = v_fma(p, s, v_set1(-3.33332819422e-1f));
+    vf small = v_fma(p * s, x, x);
+    vf big = v_set1(1.0f) - v_set1(2.0f) / (v_exp(a + a) + v_set1(1.0f));
+    big = v_less(x, v_zero(), -big, big);
+    return v_less(a, v_set1(0.625f), small, big);
+}
+
+#endif

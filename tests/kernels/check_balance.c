@@ -1,0 +1,2 @@
+/* check_balance.c - checks of kernels/ops/balance.h. */
+#include "tests/kernels/check.h"

@@ -1,0 +1,2 @@
+/* check_loss.c - checks of kernels/ops/loss.h. */
+#include "tests/kernels/check.h"

@@ -1,0 +1,2 @@
+/* check_matmul.c - checks of kernels/ops/matmul.h. */
+#include "tests/kernels/check.h"

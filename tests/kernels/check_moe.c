@@ -1,0 +1,2 @@
+/* check_moe.c - checks of kernels/ops/moe.h. */
+#include "tests/kernels/check.h"

@@ -1,0 +1,2 @@
+/* check_optim.c - checks of kernels/ops/optim.h. */
+#include "tests/kernels/check.h"
