@@ -46,8 +46,8 @@ typedef struct tsr_gemm_tn_args {
 } tsr_gemm_tn_args;
 
 /* Grouped: rows [offset[e], offset[e+1]) of x belong to expert e. offset [e_count + 1] i64, offset[0] = 0,
- * offset[e_count] = m. The tables hold one pointer per expert, themselves in backend memory; entries of experts
- * without rows are not looked at (may be NULL). All experts share dtype and shape.
+ * offset[e_count] = m. The tables hold one pointer per expert, themselves in backend memory; rows of experts
+ * whose entry is NULL are skipped: left as they are in y and dx. All experts share dtype and shape.
  * y[m][n] = x[m][k] W_e^T. */
 typedef struct tsr_ggemm_nt_args {
     float *y;
