@@ -48,7 +48,7 @@ void params_free(model_params *p, tsr_backend *b);
 
 /* ---- workspace ---------------------------------------------------------------------------------------------- */
 
-/* Memory of one run, taken and given back like a stack. Dry: only counts. */
+/* Memory of one run, taken and given back like a stack. Dry: only counts; base is then no address of anything. */
 typedef struct stack {
     char *base;
     size_t size, used, peak;
@@ -124,7 +124,8 @@ typedef struct mlp_saved {
     float *g, *u, *a;
 } mlp_saved;
 typedef struct moe_saved {
-    float *s, *w, *z, *xs, *g, *u, *a, *y, *sum, *rstd, *normed;
+    const float *z;
+    float *s, *w, *xs, *g, *u, *a, *y, *sum, *rstd, *normed;
     int32_t *ids, *order, *pos;
     int64_t *offset;
     mlp_saved shared;
@@ -146,6 +147,12 @@ typedef struct layer_saved {
         moe_saved moe;
     } ffn;
 } layer_saved;
+
+typedef struct final_saved {
+    const float *cur, *x;
+    float *normed, *rstd;
+    res_saved res;
+} final_saved;
 
 /* Each: y [n][hidden] = layer(x [n][hidden]); backward: dx =, parameters +=. In inference what is kept may be
  * overwritten by the next layer. */
@@ -195,8 +202,10 @@ struct tsr_model {
     layer_saved *saved;
     run last;
     bool can_go_back;
-    float *final_x, *final_n, *final_cur, *final_rstd;
-    res_saved final_res;
+    final_saved final;
+    float *losses, *lse; /* backend [max_tokens] */
+    float *host_f32;     /* host [max_tokens] */
+    int64_t *host_seg;
 };
 
 struct tsr_session {
@@ -209,6 +218,8 @@ struct tsr_session {
     void **cache;          /* per layer, NULL for KDA: [context][kv_lora + qk_rope] */
 };
 
+/* Workspace of one call with n tokens in segs segments, found by running it dry. */
+size_t run_bytes(tsr_model *m, int64_t n, int64_t segs);
 /* Sizes of one layer's state in bytes; cache per position. */
 void session_sizes(const tsr_spec *s, int32_t layer, tsr_dtype cache, size_t *state, size_t *conv,
                    size_t *per_token);
