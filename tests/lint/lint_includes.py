@@ -10,7 +10,7 @@ PUBLIC = {'format/base.h', 'format/format.h', 'format/layout.h', 'kernels/kernel
 MAY = {
     'format': set(),
     'kernels': {'format/base.h'},
-    'model': {'format/base.h', 'format/format.h', 'kernels/kernels.h', 'kernels/numeric.h'},
+    'model': {'format/base.h', 'format/format.h', 'kernels/kernels.h', 'kernels/ops.def', 'kernels/numeric.h'},
     'convert': {'format/base.h', 'format/format.h', 'format/io.h', 'kernels/numeric.h', 'model/spec.h'},
     'inspect': {'format/base.h', 'format/format.h', 'kernels/numeric.h', 'model/spec.h', 'convert/convert.h'},
     'cli': PUBLIC,
