@@ -1,2 +1,426 @@
-/* matmul.c - matrix products, by vectors. Contracts: kernels/ops/matmul.h. */
-#include "kernels/simd/simd.h"
+/* matmul.c - products with transposed weights, by vectors. Contracts: kernels/ops/matmul.h.
+ *
+ * Few rows (decoding): each weight is read once, straight from its stored format, and meets all rows in registers.
+ * More rows: x is packed once, transposed, so that its rows fill the lanes; weights are expanded TILE_ROWS rows at a
+ * time into the first level of the cache, and read from there one number at a time. Every output is the sum of partial
+ * sums over TILE_T columns, whatever the number of rows beyond FEW. */
+#include "kernels/simd/jobs.h"
+
+#define FEW 8
+#define BLOCK_N 24 /* rows of a weight in one piece: a multiple of TILE_ROWS and of 4 */
+
+/* ---- few rows ------------------------------------------------------------------------------------------------------- */
+
+#define AT_ONCE(rows)                                                                                        \
+    (VL == 16      ? ((rows) == 1   ? 8                                                                      \
+                      : (rows) == 2 ? 4                                                                      \
+                      : (rows) <= 4 ? 4                                                                      \
+                                    : 2)                                                                     \
+     : (rows) == 1 ? 8                                                                                       \
+     : (rows) == 2 ? 4                                                                                       \
+     : (rows) <= 4 ? 2                                                                                       \
+                   : 1)
+
+/* at: AT_ONCE rows of the weight from r on, of which those below `end` exist. */
+ALWAYS void few_plain(const tsr_dtype dtype, const int rows, const int at, const jobs *p, const job *j,
+                      int64_t r, int64_t end)
+{
+    const char *w[8], *scale[8];
+    vf sum[8][8];
+    int64_t bytes = row_bytes(dtype, p->k);
+#pragma GCC unroll 8
+    for (int i = 0; i < at; i++) {
+        int64_t row = at_most(r + i, end - 1);
+        w[i] = j->w + row * bytes;
+        scale[i] = scale_row(dtype, j->scale, row, p->k);
+#pragma GCC unroll 8
+        for (int m = 0; m < rows; m++) {
+            sum[i][m] = v_zero();
+        }
+    }
+    int64_t c = 0;
+    for (; c + VL <= p->k; c += VL) {
+        vf x[8];
+#pragma GCC unroll 8
+        for (int m = 0; m < rows; m++) {
+            x[m] = v_load(j->x + m * j->x_stride + c);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < at; i++) {
+            vf v = stored_vec(dtype, w[i], scale[i], c);
+#pragma GCC unroll 8
+            for (int m = 0; m < rows; m++) {
+                sum[i][m] = v_fma(v, x[m], sum[i][m]);
+            }
+        }
+    }
+    for (int i = 0; i < at && r + i < end; i++) {
+        vf v = stored_vec_n(dtype, w[i], scale[i], c, p->k - c);
+        for (int m = 0; m < rows; m++) {
+            vf x = v_load_n(j->x + m * j->x_stride + c, p->k - c);
+            float s = v_sum(v_fma(v, x, sum[i][m])), *y = &j->y[m * j->y_stride + r + i];
+            *y = p->accumulate ? *y + s : s;
+        }
+    }
+}
+
+ALWAYS void few_mxfp4(const int rows, const int at, const jobs *p, const job *j, int64_t r, int64_t end)
+{
+    const char *w[8], *scale[8];
+    vf sum[8][8];
+    int64_t length = padded(TSR_DT_MXFP4, p->k);
+#pragma GCC unroll 8
+    for (int i = 0; i < at; i++) {
+        int64_t row = at_most(r + i, end - 1);
+        w[i] = j->w + row * (p->k / 2);
+        scale[i] = j->scale + row * (p->k / 32);
+#pragma GCC unroll 8
+        for (int m = 0; m < rows; m++) {
+            sum[i][m] = v_zero();
+        }
+    }
+    for (int64_t c = 0; c < p->k; c += GROUP) {
+        vi codes[8];
+        vf scales[8], part[8][8];
+#pragma GCC unroll 8
+        for (int i = 0; i < at; i++) {
+            mx_group(w[i], scale[i], c, p->k, &codes[i], &scales[i]);
+#pragma GCC unroll 8
+            for (int m = 0; m < rows; m++) {
+                part[i][m] = v_zero();
+            }
+        }
+#pragma GCC unroll 8
+        for (int s = 0; s < 8; s++) {
+#pragma GCC unroll 8
+            for (int i = 0; i < at; i++) {
+                vf v = mx_value(codes[i], s);
+#pragma GCC unroll 8
+                for (int m = 0; m < rows; m++) {
+                    part[i][m] = v_fma(v, v_load(j->packed + m * length + c + s * VL), part[i][m]);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < at; i++) {
+#pragma GCC unroll 8
+            for (int m = 0; m < rows; m++) {
+                sum[i][m] = v_fma(part[i][m], scales[i], sum[i][m]);
+            }
+        }
+    }
+    for (int i = 0; i < at && r + i < end; i++) {
+        for (int m = 0; m < rows; m++) {
+            float s = v_sum(sum[i][m]), *y = &j->y[m * j->y_stride + r + i];
+            *y = p->accumulate ? *y + s : s;
+        }
+    }
+}
+
+typedef void few_fn(const jobs *p, const job *j, int64_t r, int64_t end);
+#define AT_ONCE_MX(rows) (VL == 16 ? ((rows) == 1 ? 4 : (rows) <= 4 ? 2 : 1) : (rows) <= 2 ? 2 : 1)
+#define PLAIN(name, dtype, rows)                                                                             \
+    static void name##_##rows(const jobs *p, const job *j, int64_t r, int64_t end)                           \
+    {                                                                                                        \
+        for (; r < end; r += AT_ONCE(rows)) {                                                                \
+            few_plain(dtype, rows, AT_ONCE(rows), p, j, r, end);                                             \
+        }                                                                                                    \
+    }
+#define MXFP4(name, dtype, rows)                                                                             \
+    static void name##_##rows(const jobs *p, const job *j, int64_t r, int64_t end)                           \
+    {                                                                                                        \
+        for (; r < end; r += AT_ONCE_MX(rows)) {                                                             \
+            few_mxfp4(rows, AT_ONCE_MX(rows), p, j, r, end);                                                 \
+        }                                                                                                    \
+    }
+#define ONE_TO_EIGHT(F, name, dtype)                                                                         \
+    F(name, dtype, 1)                                                                                        \
+    F(name, dtype, 2)                                                                                        \
+    F(name, dtype, 3)                                                                                        \
+    F(name, dtype, 4)                                                                                        \
+    F(name, dtype, 5)                                                                                        \
+    F(name, dtype, 6)                                                                                        \
+    F(name, dtype, 7)                                                                                        \
+    F(name, dtype, 8)                                                                                        \
+    static few_fn *const name[FEW] = { name##_1, name##_2, name##_3, name##_4,                               \
+                                       name##_5, name##_6, name##_7, name##_8 };
+ONE_TO_EIGHT(PLAIN, few_f32, TSR_DT_F32)
+ONE_TO_EIGHT(PLAIN, few_bf16, TSR_DT_BF16)
+ONE_TO_EIGHT(PLAIN, few_f16, TSR_DT_F16)
+ONE_TO_EIGHT(PLAIN, few_f8, TSR_DT_F8_E4M3)
+ONE_TO_EIGHT(MXFP4, few_mx, TSR_DT_MXFP4)
+
+static few_fn *few_kernel(tsr_dtype dtype, int64_t rows)
+{
+    return (dtype == TSR_DT_F32     ? few_f32
+            : dtype == TSR_DT_BF16  ? few_bf16
+            : dtype == TSR_DT_F16   ? few_f16
+            : dtype == TSR_DT_MXFP4 ? few_mx
+                                    : few_f8)[rows - 1];
+}
+
+/* Rows of a weight in one piece: about 48 KiB to read. */
+static int64_t few_block(const jobs *p)
+{
+    int64_t rows = 49152 / row_bytes(p->dtype, p->k) / 8 * 8;
+    return rows < 8 ? 8 : rows > 256 ? 256 : rows;
+}
+
+/* ---- more rows ------------------------------------------------------------------------------------------------------ */
+
+/* Columns [c, c + n) of a row, in stored order, scaled; c is a multiple of GROUP. May write up to GROUP - 1 beyond. */
+ALWAYS void expand_as(const tsr_dtype dtype, const char *row, const char *scale, int64_t c, int64_t n,
+                      int64_t cols, float *dst)
+{
+    if (dtype == TSR_DT_MXFP4) {
+        for (int64_t i = 0; i < n; i += GROUP) {
+            vi codes;
+            vf scales;
+            mx_group(row, scale, c + i, cols, &codes, &scales);
+#pragma GCC unroll 8
+            for (int s = 0; s < 8; s++) {
+                v_store(dst + i + s * VL, mx_value(codes, s) * scales);
+            }
+        }
+        return;
+    }
+    int64_t i = 0;
+    for (; i + VL <= n; i += VL) {
+        v_store(dst + i, stored_vec(dtype, row, scale, c + i));
+    }
+    if (i < n) {
+        v_store(dst + i, stored_vec_n(dtype, row, scale, c + i, n - i));
+    }
+}
+
+static void expand_row(tsr_dtype dtype, const char *row, const char *scale, int64_t c, int64_t n,
+                       int64_t cols, float *dst)
+{
+    switch (dtype) {
+    case TSR_DT_F32: expand_as(TSR_DT_F32, row, scale, c, n, cols, dst); break;
+    case TSR_DT_BF16: expand_as(TSR_DT_BF16, row, scale, c, n, cols, dst); break;
+    case TSR_DT_F16: expand_as(TSR_DT_F16, row, scale, c, n, cols, dst); break;
+    case TSR_DT_MXFP4: expand_as(TSR_DT_MXFP4, row, scale, c, n, cols, dst); break;
+    default: expand_as(TSR_DT_F8_E4M3, row, scale, c, n, cols, dst); break;
+    }
+}
+
+/* Where column c of x goes in stored order. */
+ALWAYS int64_t place(bool grouped, int64_t c)
+{
+    return grouped ? c / GROUP * GROUP + c % 8 * VL + c % GROUP / 8 : c;
+}
+
+static void transpose_4x4(const float *const src[4], float *const dst[4])
+{
+    __m128 a = _mm_loadu_ps(src[0]), b = _mm_loadu_ps(src[1]), c = _mm_loadu_ps(src[2]),
+           d = _mm_loadu_ps(src[3]);
+    _MM_TRANSPOSE4_PS(a, b, c, d);
+    _mm_storeu_ps(dst[0], a);
+    _mm_storeu_ps(dst[1], b);
+    _mm_storeu_ps(dst[2], c);
+    _mm_storeu_ps(dst[3], d);
+}
+
+/* Rows [4 i, 4 i + 4) of x into four lanes of the panel, columns [c, end). */
+static void pack_lanes(const float *x, int64_t x_stride, int64_t rows, int64_t c, int64_t end, bool grouped,
+                       float *panel)
+{
+    static const float nothing[4];
+    for (; c + 4 <= end; c += 4) {
+        const float *src[4];
+        float *dst[4];
+        for (int i = 0; i < 4; i++) {
+            src[i] = i < rows ? x + i * x_stride + c : nothing;
+            dst[i] = panel + place(grouped, c + i) * TILE_LANES;
+        }
+        transpose_4x4(src, dst);
+    }
+    for (; c < end; c++) {
+        for (int i = 0; i < 4; i++) {
+            panel[place(grouped, c) * TILE_LANES + i] = i < rows ? x[i * x_stride + c] : 0;
+        }
+    }
+}
+
+static int64_t panels(int64_t rows)
+{
+    return (rows + TILE_LANES - 1) / TILE_LANES;
+}
+
+/* A panel is [stored order of k][TILE_LANES]; few rows: rows in stored order. */
+static void pack_piece(void *payload, int64_t i, int worker)
+{
+    (void)worker;
+    const jobs *p = payload;
+    const job *j = &p->list[0];
+    bool grouped = p->dtype == TSR_DT_MXFP4;
+    int64_t length = padded(p->dtype, p->k), left = i;
+    while (j->packed == NULL || left >= panels(j->rows)) {
+        left -= j->packed == NULL ? 0 : panels(j->rows);
+        j++;
+    }
+    if (j->rows <= FEW) {
+        for (int64_t r = 0; r < j->rows; r++) {
+            float *to = j->packed + r * length;
+            memset(to + p->k / GROUP * GROUP, 0, (size_t)(length - p->k / GROUP * GROUP) * sizeof *to);
+            for (int64_t c = 0; c < p->k; c++) {
+                to[place(true, c)] = j->x[r * j->x_stride + c];
+            }
+        }
+        return;
+    }
+    float *panel = j->packed + left * length * TILE_LANES;
+    memset(panel + p->k / GROUP * GROUP * TILE_LANES, 0,
+           (size_t)(length - p->k / GROUP * GROUP) * TILE_LANES * sizeof *panel * (grouped ? 1 : 0));
+    for (int64_t l = 0; l < TILE_LANES; l += 4) {
+        int64_t r = left * TILE_LANES + l;
+        pack_lanes(j->x + r * j->x_stride, j->x_stride, j->rows - r, 0, p->k, grouped, panel + l);
+    }
+}
+
+/* y[m][n0 + i] from sums[i][m], `count` rows of the weight. */
+static void put_transposed(const jobs *p, const job *j, const float *sums, int64_t lanes, int64_t n0,
+                           int64_t count)
+{
+    for (int64_t m = 0; m < j->rows; m++) {
+        float *y = j->y + m * j->y_stride + n0;
+        for (int64_t i = 0; i < count; i++) {
+            y[i] = p->accumulate ? y[i] + sums[i * lanes + m] : sums[i * lanes + m];
+        }
+    }
+}
+
+static void many_piece(const jobs *p, const job *j, int64_t n0, void *scratch)
+{
+    float *a = scratch, *sums = a + TILE_ROWS * TILE_A_STRIDE;
+    int64_t lanes = panels(j->rows) * TILE_LANES, length = padded(p->dtype, p->k),
+            count = at_most(p->n - n0, BLOCK_N);
+    int64_t bytes = row_bytes(p->dtype, p->k);
+    for (int64_t t = 0; t < length; t += TILE_T) {
+        int64_t steps = at_most(length - t, TILE_T);
+        for (int64_t r0 = 0; r0 < count; r0 += TILE_ROWS) {
+            for (int64_t r = r0; r < at_most(r0 + TILE_ROWS, count); r++) {
+                expand_row(p->dtype, j->w + (n0 + r) * bytes, scale_row(p->dtype, j->scale, n0 + r, p->k), t,
+                           steps, p->k, a + (r - r0) * TILE_A_STRIDE);
+            }
+            for (int64_t l = 0; l < j->rows; l += TILE_LANES) {
+                tile_fn *tile = j->rows - l <= VL ? tile_rows_narrow : tile_rows;
+                tile(a, j->packed + l * length + t * TILE_LANES, steps, sums + r0 * lanes + l, lanes, t > 0);
+            }
+        }
+    }
+    put_transposed(p, j, sums, lanes, n0, count);
+}
+
+static void nt_piece(void *payload, int64_t i, int worker)
+{
+    const jobs *p = payload;
+    const job *j = job_of(p, i);
+    if (j->rows <= FEW) {
+        int64_t block = few_block(p), r = (i - j->first) * block;
+        few_kernel(p->dtype, j->rows)(p, j, r, at_most(r + block, p->n));
+    } else {
+        many_piece(p, j, (i - j->first) * BLOCK_N, tsr_scratch(p->q, worker));
+    }
+}
+
+static void nt_run(jobs *p)
+{
+    int64_t packs = 0;
+    p->pieces = 0;
+    for (int64_t i = 0; i < p->count; i++) {
+        job *j = &p->list[i];
+        int64_t block = j->rows <= FEW ? few_block(p) : BLOCK_N;
+        j->first = p->pieces;
+        p->pieces += (p->n + block - 1) / block;
+        packs += j->packed != NULL ? panels(j->rows) : 0;
+    }
+    tsr_parallel(p->q, packs, pack_piece, p);
+    tsr_parallel(p->q, p->pieces, nt_piece, p);
+    p->count = p->room_used = 0;
+}
+
+static void nt_add(jobs *p, job all)
+{
+    int64_t length = padded(p->dtype, p->k),
+            most = at_most(ROWS_MAX, p->room_floats / length / TILE_LANES * TILE_LANES);
+    TSR_ASSERT(most > 0);
+    for (int64_t r = 0; r < all.rows; r += most) {
+        job one = all;
+        one.rows = at_most(all.rows - r, most);
+        one.x += r * all.x_stride;
+        one.y += r * all.y_stride;
+        int64_t lanes = one.rows > FEW             ? panels(one.rows) * TILE_LANES
+                        : p->dtype == TSR_DT_MXFP4 ? one.rows
+                                                   : 0;
+        if (p->count == JOBS_MAX || p->room_used + lanes * length > p->room_floats) {
+            nt_run(p);
+        }
+        one.packed = lanes > 0 ? p->room + p->room_used : NULL;
+        p->room_used += lanes * length;
+        p->list[p->count++] = one;
+    }
+}
+
+/* ---- ops ------------------------------------------------------------------------------------------------------------ */
+
+tsr_status TSR_SIMD(gemm_nt)(tsr_queue *q, const tsr_gemm_nt_args *a)
+{
+    jobs p;
+    jobs_open(&p, q, a->w.dtype, a->w.rows, a->w.cols, a->accumulate);
+    nt_add(&p, (job){ .x = a->x,
+                      .y = a->y,
+                      .w = a->w.data,
+                      .scale = a->w.scale,
+                      .rows = a->m,
+                      .x_stride = stride_or(a->x_stride, a->w.cols),
+                      .y_stride = stride_or(a->y_stride, a->w.rows) });
+    nt_run(&p);
+    return TSR_OK;
+}
+
+tsr_status TSR_SIMD(ggemm_nt)(tsr_queue *q, const tsr_ggemm_nt_args *a)
+{
+    jobs p;
+    jobs_open(&p, q, a->dtype, a->n, a->k, false);
+    for (int64_t e = 0; e < a->e_count; e++) {
+        if (a->data[e] != NULL) {
+            nt_add(&p, (job){ .x = a->x + a->offset[e] * a->k,
+                              .y = a->y + a->offset[e] * a->n,
+                              .w = a->data[e],
+                              .scale = a->scale != NULL ? a->scale[e] : NULL,
+                              .rows = a->offset[e + 1] - a->offset[e],
+                              .x_stride = a->k,
+                              .y_stride = a->n });
+        }
+    }
+    nt_run(&p);
+    return TSR_OK;
+}
+
+tsr_status TSR_SIMD(gemm_heads)(tsr_queue *q, const tsr_gemm_heads_args *a)
+{
+    jobs p;
+    int64_t bytes = row_bytes(a->w.dtype, a->w.cols);
+    jobs_open(&p, q, a->w.dtype, a->transposed ? a->in : a->out, a->w.cols, false);
+    for (int64_t h = 0; h < a->heads; h++) {
+        job one = { .x = a->x + h * a->x_head,
+                    .y = a->y + h * a->y_head,
+                    .w = (const char *)a->w.data + (a->row0 + h * a->row_step) * bytes,
+                    .rows = a->m,
+                    .x_stride = a->x_stride,
+                    .y_stride = a->y_stride };
+        if (a->transposed) {
+            TSR_SIMD(jobs_nn_add)(&p, one);
+        } else {
+            nt_add(&p, one);
+        }
+    }
+    if (a->transposed) {
+        TSR_SIMD(jobs_nn_run)(&p);
+    } else {
+        nt_run(&p);
+    }
+    return TSR_OK;
+}
