@@ -7,7 +7,13 @@
 #include "kernels/simd/jobs.h"
 
 #define FEW 8
-#define BLOCK_N 24 /* rows of a weight in one piece: a multiple of TILE_ROWS and of 4 */
+#define ROUND_FLOATS (2 << 20) /* packed, then used, while the cache still holds them */
+#define BLOCK_N 24             /* rows of a weight in one piece: a multiple of TILE_ROWS and of 4 */
+
+ALWAYS void put(float *y, float sum, bool add)
+{
+    *y = add ? *y + sum : sum;
+}
 
 /* ---- few rows ------------------------------------------------------------------------------------------------------- */
 
@@ -58,67 +64,44 @@ ALWAYS void few_plain(const tsr_dtype dtype, const int rows, const int at, const
         vf v = stored_vec_n(dtype, w[i], scale[i], c, p->k - c);
         for (int m = 0; m < rows; m++) {
             vf x = v_load_n(j->x + m * j->x_stride + c, p->k - c);
-            float s = v_sum(v_fma(v, x, sum[i][m])), *y = &j->y[m * j->y_stride + r + i];
-            *y = p->accumulate ? *y + s : s;
+            put(&j->y[m * j->y_stride + r + i], v_sum(v_fma(v, x, sum[i][m])), p->accumulate);
         }
     }
 }
 
-ALWAYS void few_mxfp4(const int rows, const int at, const jobs *p, const job *j, int64_t r, int64_t end)
+/* One row of the weight: memory is read in one stream, which the processor foresees best. */
+ALWAYS void few_mxfp4(const int rows, const jobs *p, const job *j, int64_t r)
 {
-    const char *w[8], *scale[8];
-    vf sum[8][8];
+    const char *w = j->w + r * (p->k / 2), *scale = j->scale + r * (p->k / 32);
     int64_t length = padded(TSR_DT_MXFP4, p->k);
+    vf sum[8];
 #pragma GCC unroll 8
-    for (int i = 0; i < at; i++) {
-        int64_t row = at_most(r + i, end - 1);
-        w[i] = j->w + row * (p->k / 2);
-        scale[i] = j->scale + row * (p->k / 32);
-#pragma GCC unroll 8
-        for (int m = 0; m < rows; m++) {
-            sum[i][m] = v_zero();
-        }
+    for (int m = 0; m < rows; m++) {
+        sum[m] = v_zero();
     }
     for (int64_t c = 0; c < p->k; c += GROUP) {
-        vi codes[8];
-        vf scales[8], part[8][8];
+        vi codes;
+        vf scales, part[8], v[8];
+        _mm_prefetch(w + c / 2 + 2048, _MM_HINT_T0); /* in rows to come */
+        mx_group(w, scale, c, p->k, &codes, &scales);
+        mx_values(codes, v);
 #pragma GCC unroll 8
-        for (int i = 0; i < at; i++) {
-            mx_group(w[i], scale[i], c, p->k, &codes[i], &scales[i]);
+        for (int m = 0; m < rows; m++) {
+            const float *x = j->packed + m * length + c;
+            part[m] = v[0] * v_load(x);
 #pragma GCC unroll 8
-            for (int m = 0; m < rows; m++) {
-                part[i][m] = v_zero();
+            for (int s = 1; s < 8; s++) {
+                part[m] = v_fma(v[s], v_load(x + s * VL), part[m]);
             }
-        }
-#pragma GCC unroll 8
-        for (int s = 0; s < 8; s++) {
-#pragma GCC unroll 8
-            for (int i = 0; i < at; i++) {
-                vf v = mx_value(codes[i], s);
-#pragma GCC unroll 8
-                for (int m = 0; m < rows; m++) {
-                    part[i][m] = v_fma(v, v_load(j->packed + m * length + c + s * VL), part[i][m]);
-                }
-            }
-        }
-#pragma GCC unroll 8
-        for (int i = 0; i < at; i++) {
-#pragma GCC unroll 8
-            for (int m = 0; m < rows; m++) {
-                sum[i][m] = v_fma(part[i][m], scales[i], sum[i][m]);
-            }
+            sum[m] = v_fma(mx_plain(part[m]), scales, sum[m]);
         }
     }
-    for (int i = 0; i < at && r + i < end; i++) {
-        for (int m = 0; m < rows; m++) {
-            float s = v_sum(sum[i][m]), *y = &j->y[m * j->y_stride + r + i];
-            *y = p->accumulate ? *y + s : s;
-        }
+    for (int m = 0; m < rows; m++) {
+        put(&j->y[m * j->y_stride + r], v_sum(sum[m]), p->accumulate);
     }
 }
 
 typedef void few_fn(const jobs *p, const job *j, int64_t r, int64_t end);
-#define AT_ONCE_MX(rows) (VL == 16 ? ((rows) == 1 ? 4 : (rows) <= 4 ? 2 : 1) : (rows) <= 2 ? 2 : 1)
 #define PLAIN(name, dtype, rows)                                                                             \
     static void name##_##rows(const jobs *p, const job *j, int64_t r, int64_t end)                           \
     {                                                                                                        \
@@ -129,8 +112,8 @@ typedef void few_fn(const jobs *p, const job *j, int64_t r, int64_t end);
 #define MXFP4(name, dtype, rows)                                                                             \
     static void name##_##rows(const jobs *p, const job *j, int64_t r, int64_t end)                           \
     {                                                                                                        \
-        for (; r < end; r += AT_ONCE_MX(rows)) {                                                             \
-            few_mxfp4(rows, AT_ONCE_MX(rows), p, j, r, end);                                                 \
+        for (; r < end; r++) {                                                                               \
+            few_mxfp4(rows, p, j, r);                                                                        \
         }                                                                                                    \
     }
 #define ONE_TO_EIGHT(F, name, dtype)                                                                         \
@@ -175,11 +158,12 @@ ALWAYS void expand_as(const tsr_dtype dtype, const char *row, const char *scale,
     if (dtype == TSR_DT_MXFP4) {
         for (int64_t i = 0; i < n; i += GROUP) {
             vi codes;
-            vf scales;
+            vf scales, v[8];
             mx_group(row, scale, c + i, cols, &codes, &scales);
+            mx_values(codes, v);
 #pragma GCC unroll 8
             for (int s = 0; s < 8; s++) {
-                v_store(dst + i + s * VL, mx_value(codes, s) * scales);
+                v_store(dst + i + s * VL, mx_plain(v[s]) * scales);
             }
         }
         return;
@@ -211,33 +195,29 @@ ALWAYS int64_t place(bool grouped, int64_t c)
     return grouped ? c / GROUP * GROUP + c % 8 * VL + c % GROUP / 8 : c;
 }
 
-static void transpose_4x4(const float *const src[4], float *const dst[4])
+/* Four rows of src become four columns of dst. */
+ALWAYS void transpose_4x4(const float *src, int64_t src_stride, float *dst, int64_t dst_stride, bool add)
 {
-    __m128 a = _mm_loadu_ps(src[0]), b = _mm_loadu_ps(src[1]), c = _mm_loadu_ps(src[2]),
-           d = _mm_loadu_ps(src[3]);
-    _MM_TRANSPOSE4_PS(a, b, c, d);
-    _mm_storeu_ps(dst[0], a);
-    _mm_storeu_ps(dst[1], b);
-    _mm_storeu_ps(dst[2], c);
-    _mm_storeu_ps(dst[3], d);
+    __m128 v[4];
+    for (int i = 0; i < 4; i++) {
+        v[i] = _mm_loadu_ps(src + i * src_stride);
+    }
+    _MM_TRANSPOSE4_PS(v[0], v[1], v[2], v[3]);
+    for (int i = 0; i < 4; i++) {
+        float *to = dst + i * dst_stride;
+        _mm_storeu_ps(to, add ? _mm_add_ps(_mm_loadu_ps(to), v[i]) : v[i]);
+    }
 }
 
-/* Rows [4 i, 4 i + 4) of x into four lanes of the panel, columns [c, end). */
-static void pack_lanes(const float *x, int64_t x_stride, int64_t rows, int64_t c, int64_t end, bool grouped,
-                       float *panel)
+/* Four rows of x into four lanes of the panel; `rows` of them exist. */
+static void pack_lanes(const float *x, int64_t x_stride, int64_t rows, int64_t k, bool grouped, float *panel)
 {
-    static const float nothing[4];
-    for (; c + 4 <= end; c += 4) {
-        const float *src[4];
-        float *dst[4];
-        for (int i = 0; i < 4; i++) {
-            src[i] = i < rows ? x + i * x_stride + c : nothing;
-            dst[i] = panel + place(grouped, c + i) * TILE_LANES;
-        }
-        transpose_4x4(src, dst);
+    int64_t c = 0, step = (grouped ? VL : 1) * TILE_LANES; /* from a column to the next one */
+    for (; rows >= 4 && c + 4 <= k; c += 4) {
+        transpose_4x4(x + c, x_stride, panel + place(grouped, c) * TILE_LANES, step, false);
     }
-    for (; c < end; c++) {
-        for (int i = 0; i < 4; i++) {
+    for (; c < k; c++) {
+        for (int64_t i = 0; i < 4; i++) {
             panel[place(grouped, c) * TILE_LANES + i] = i < rows ? x[i * x_stride + c] : 0;
         }
     }
@@ -275,7 +255,7 @@ static void pack_piece(void *payload, int64_t i, int worker)
            (size_t)(length - p->k / GROUP * GROUP) * TILE_LANES * sizeof *panel * (grouped ? 1 : 0));
     for (int64_t l = 0; l < TILE_LANES; l += 4) {
         int64_t r = left * TILE_LANES + l;
-        pack_lanes(j->x + r * j->x_stride, j->x_stride, j->rows - r, 0, p->k, grouped, panel + l);
+        pack_lanes(j->x + r * j->x_stride, j->x_stride, j->rows - r, p->k, grouped, panel + l);
     }
 }
 
@@ -283,10 +263,33 @@ static void pack_piece(void *payload, int64_t i, int worker)
 static void put_transposed(const jobs *p, const job *j, const float *sums, int64_t lanes, int64_t n0,
                            int64_t count)
 {
-    for (int64_t m = 0; m < j->rows; m++) {
+    int64_t m = 0;
+    for (; m + 4 <= j->rows; m += 4) {
         float *y = j->y + m * j->y_stride + n0;
+        int64_t i = 0;
+        for (; i + 4 <= count; i += 4) {
+            const float *from = sums + i * lanes + m;
+            transpose_4x4(from, lanes, y + i, j->y_stride, p->accumulate);
+        }
+        for (; i < count; i++) {
+            for (int64_t r = 0; r < 4; r++) {
+                put(&y[r * j->y_stride + i], sums[i * lanes + m + r], p->accumulate);
+            }
+        }
+    }
+    for (; m < j->rows; m++) {
         for (int64_t i = 0; i < count; i++) {
-            y[i] = p->accumulate ? y[i] + sums[i * lanes + m] : sums[i * lanes + m];
+            put(&j->y[m * j->y_stride + n0 + i], sums[i * lanes + m], p->accumulate);
+        }
+    }
+}
+
+/* Bytes [from, to) of the next rows will be expanded when the tiles of these are done. */
+static void foresee(const char *w, int64_t rows, int64_t bytes, int64_t from, int64_t to)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t i = from; i < to; i += 64) {
+            _mm_prefetch(w + r * bytes + i, _MM_HINT_T1);
         }
     }
 }
@@ -304,6 +307,9 @@ static void many_piece(const jobs *p, const job *j, int64_t n0, void *scratch)
                 expand_row(p->dtype, j->w + (n0 + r) * bytes, scale_row(p->dtype, j->scale, n0 + r, p->k), t,
                            steps, p->k, a + (r - r0) * TILE_A_STRIDE);
             }
+            foresee(j->w + (n0 + r0 + TILE_ROWS) * bytes, at_most(p->n - n0 - r0 - TILE_ROWS, TILE_ROWS),
+                    bytes, row_bytes(p->dtype, at_most(t, p->k)),
+                    row_bytes(p->dtype, at_most(t + TILE_T, p->k)));
             for (int64_t l = 0; l < j->rows; l += TILE_LANES) {
                 tile_fn *tile = j->rows - l <= VL ? tile_rows_narrow : tile_rows;
                 tile(a, j->packed + l * length + t * TILE_LANES, steps, sums + r0 * lanes + l, lanes, t > 0);
@@ -354,7 +360,7 @@ static void nt_add(jobs *p, job all)
         int64_t lanes = one.rows > FEW             ? panels(one.rows) * TILE_LANES
                         : p->dtype == TSR_DT_MXFP4 ? one.rows
                                                    : 0;
-        if (p->count == JOBS_MAX || p->room_used + lanes * length > p->room_floats) {
+        if (p->count == JOBS_MAX || (p->room_used > 0 && p->room_used + lanes * length > ROUND_FLOATS)) {
             nt_run(p);
         }
         one.packed = lanes > 0 ? p->room + p->room_used : NULL;

@@ -2,7 +2,7 @@
  * kernels/ops/matmul.h. Columns fill the lanes; every output is the sum of partial sums over TILE_T rows. */
 #include "kernels/simd/jobs.h"
 
-#define BLOCK_K 64 /* columns of one piece */
+#define BLOCK_K 128 /* columns of one piece */
 #define BLOCK_PANELS (BLOCK_K / TILE_LANES)
 #define BLOCK_N 192 /* rows of a gradient in one piece */
 
@@ -183,8 +183,12 @@ static void tn_piece(void *payload, int64_t i, int worker)
         for (int64_t r = n0; r < n1; r += TILE_ROWS) {
             int64_t rows = at_most(n1 - r, TILE_ROWS);
             bool half = rows <= TILE_ROWS / 2;
-            for (int64_t s = 0; s < steps; s++) {
-                memcpy(a + s * TILE_ROWS, j->x + (t + s) * j->x_stride + r, (size_t)rows * sizeof *a);
+            const float *dy = j->x + t * j->x_stride + r;
+            for (int64_t s = 0; s < steps && rows == TILE_ROWS; s++) {
+                memcpy(a + s * TILE_ROWS, dy + s * j->x_stride, TILE_ROWS * sizeof *a);
+            }
+            for (int64_t s = 0; s < steps && rows < TILE_ROWS; s++) {
+                memcpy(a + s * TILE_ROWS, dy + s * j->x_stride, (size_t)rows * sizeof *a);
             }
             tiles(half ? tile_steps_half : tile_steps, half ? TILE_ROWS / 2 : TILE_ROWS, a, panel, steps,
                   j->y + r * p->k + c, p->k, true, rows, columns);

@@ -62,6 +62,22 @@ ALWAYS void v_interleave(vf even, vf odd, vf *first, vf *second)
     *second = _mm512_permutex2var_ps(
         even, _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31), odd);
 }
+/* Code s of each word, for the eight s. Two at once: the upper halves of words are bf16. Multiplying shifts, on a unit
+ * that has nothing else to do here. */
+ALWAYS void mx_values(vi codes, vf v[8])
+{
+    const int a = 0x3f000000, b = 0x3fc03f80, c = 0x40404000, d = 0x40c04080, sign = (int)0x80008000;
+    vi table = _mm512_setr_epi32(a, b, c, d, a | sign, b | sign, c | sign, d | sign, a, b, c, d, a | sign,
+                                 b | sign, c | sign, d | sign);
+#pragma GCC unroll 4
+    for (int s = 0; s < 4; s++) {
+        vi index = s > 0 ? _mm512_mulhi_epu16(codes, _mm512_set1_epi16((short)(1 << (16 - 4 * s)))) : codes;
+        vi two = _mm512_permutexvar_epi16(index, table);
+        v[s] = _mm512_castsi512_ps(_mm512_slli_epi32(two, 16));
+        v[s + 4] = _mm512_castsi512_ps(_mm512_and_si512(two, _mm512_set1_epi32((int)0xffff0000)));
+    }
+}
+#define MX_UNIT 1.0f /* mx_values gives multiples of this */
 #else
 ALWAYS vf f16_vec(const void *p)
 {
@@ -93,6 +109,23 @@ ALWAYS vf mx_value(vi codes, int s)
     vf sign = _mm256_castsi256_ps(s < 7 ? _mm256_slli_epi32(codes, 28 - 4 * s) : codes);
     return _mm256_xor_ps(size, _mm256_and_ps(sign, _mm256_set1_ps(-0.0f)));
 }
+
+/* Code s of each word, for the eight s, times MX_UNIT: doubled they are whole numbers, and those in the top byte of a
+ * word need no moving down. */
+ALWAYS void mx_values(vi codes, vf v[8])
+{
+    const __m256i low = _mm256_set1_epi8(15), top = _mm256_set1_epi32((int)0xff000000);
+    const __m256i table = _mm256_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12, 0, 1, 2,
+                                           3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
+    __m256i half[2] = { _mm256_shuffle_epi8(table, _mm256_and_si256(codes, low)),
+                        _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi32(codes, 4), low)) };
+#pragma GCC unroll 8
+    for (int s = 0; s < 8; s++) {
+        __m256i b = s < 6 ? _mm256_slli_epi32(half[s % 2], 24 - s / 2 * 8) : half[s % 2];
+        v[s] = _mm256_cvtepi32_ps(s < 2 ? b : _mm256_and_si256(b, top));
+    }
+}
+#define MX_UNIT 33554432.0f /* 2^25 */
 
 ALWAYS vi mx_bytes(const void *p)
 {
@@ -172,6 +205,12 @@ static inline const char *scale_row(tsr_dtype dtype, const char *scale, int64_t 
     return dtype == TSR_DT_MXFP4     ? scale + r * (cols / 32)
            : dtype == TSR_DT_F8_E4M3 ? scale + r / 128 * ((cols + 127) / 128) * 4
                                      : NULL;
+}
+
+/* A vector of mx_values, as numbers. */
+ALWAYS vf mx_plain(vf v)
+{
+    return MX_UNIT == 1.0f ? v : (vf)(v * v_set1(1.0f / MX_UNIT));
 }
 
 /* Length of a row in stored order, zeros at its end included. */

@@ -20,6 +20,9 @@ ALWAYS void tile_(const int rows, const int nv, const float *a, const int64_t ro
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++) {
         sum[r][0] = sum[r][1] = v_zero();
+        for (int v = 0; v < nv * VL; v += 16) { /* it will be wanted at the end */
+            _mm_prefetch((const char *)(c + r * c_stride + v), _MM_HINT_T0);
+        }
     }
     for (int64_t t = 0; t < steps; t++) {
         vf b0 = v_load(b), b1 = nv > 1 ? v_load(b + VL) : v_zero();
