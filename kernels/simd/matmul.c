@@ -8,11 +8,26 @@
 
 #define FEW 8
 #define ROUND_FLOATS (2 << 20) /* packed, then used, while the cache still holds them */
-#define BLOCK_N 24             /* rows of a weight in one piece: a multiple of TILE_ROWS and of 4 */
+#define PACK_ALONE (1 << 15)
+#define BLOCK_N 24 /* rows of a weight in one piece: a multiple of TILE_ROWS and of 4 */
 
 ALWAYS void put(float *y, float sum, bool add)
 {
     *y = add ? *y + sum : sum;
+}
+
+/* Four rows of src become four columns of dst. */
+ALWAYS void transpose_4x4(const float *src, int64_t src_stride, float *dst, int64_t dst_stride, bool add)
+{
+    __m128 v[4];
+    for (int i = 0; i < 4; i++) {
+        v[i] = _mm_loadu_ps(src + i * src_stride);
+    }
+    _MM_TRANSPOSE4_PS(v[0], v[1], v[2], v[3]);
+    for (int i = 0; i < 4; i++) {
+        float *to = dst + i * dst_stride;
+        _mm_storeu_ps(to, add ? _mm_add_ps(_mm_loadu_ps(to), v[i]) : v[i]);
+    }
 }
 
 /* ---- few rows ------------------------------------------------------------------------------------------------------- */
@@ -73,7 +88,7 @@ ALWAYS void few_plain(const tsr_dtype dtype, const int rows, const int at, const
 ALWAYS void few_mxfp4(const int rows, const jobs *p, const job *j, int64_t r)
 {
     const char *w = j->w + r * (p->k / 2), *scale = j->scale + r * (p->k / 32);
-    int64_t length = padded(TSR_DT_MXFP4, p->k);
+    int64_t length = round_up(p->k, GROUP);
     vf sum[8];
 #pragma GCC unroll 8
     for (int m = 0; m < rows; m++) {
@@ -142,16 +157,18 @@ static few_fn *few_kernel(tsr_dtype dtype, int64_t rows)
                                     : few_f8)[rows - 1];
 }
 
-/* Rows of a weight in one piece: about 48 KiB to read. */
+/* Rows of a weight in one piece: about 32 KiB to read, and pieces of about the same size. */
 static int64_t few_block(const jobs *p)
 {
-    int64_t rows = 49152 / row_bytes(p->dtype, p->k) / 8 * 8;
-    return rows < 8 ? 8 : rows > 256 ? 256 : rows;
+    int64_t rows = 32768 / row_bytes(p->dtype, p->k);
+    rows = rows < 8 ? 8 : rows > 256 ? 256 : rows;
+    int64_t pieces = (p->n + rows - 1) / rows;
+    return round_up((p->n + pieces - 1) / pieces, 8);
 }
 
 /* ---- more rows ------------------------------------------------------------------------------------------------------ */
 
-/* Columns [c, c + n) of a row, in stored order, scaled; c is a multiple of GROUP. May write up to GROUP - 1 beyond. */
+/* Columns [c, c + n) of a row, in stored order, scaled; c is a multiple of GROUP. May write up to VL - 1 beyond. */
 ALWAYS void expand_as(const tsr_dtype dtype, const char *row, const char *scale, int64_t c, int64_t n,
                       int64_t cols, float *dst)
 {
@@ -163,7 +180,7 @@ ALWAYS void expand_as(const tsr_dtype dtype, const char *row, const char *scale,
             mx_values(codes, v);
 #pragma GCC unroll 8
             for (int s = 0; s < 8; s++) {
-                v_store(dst + i + s * VL, mx_plain(v[s]) * scales);
+                v_store(dst + i + s * at_most(VL, (n - i) / 8), mx_plain(v[s]) * scales);
             }
         }
         return;
@@ -189,36 +206,17 @@ static void expand_row(tsr_dtype dtype, const char *row, const char *scale, int6
     }
 }
 
-/* Where column c of x goes in stored order. */
-ALWAYS int64_t place(bool grouped, int64_t c)
+/* Columns [c, c + n) of four rows of x into four lanes of the panel from step `to` on, from a column to the next one
+ * `apart` steps; `rows` of the four exist. */
+static void pack_lanes(const float *x, int64_t x_stride, int64_t rows, int64_t n, float *to, int64_t apart)
 {
-    return grouped ? c / GROUP * GROUP + c % 8 * VL + c % GROUP / 8 : c;
-}
-
-/* Four rows of src become four columns of dst. */
-ALWAYS void transpose_4x4(const float *src, int64_t src_stride, float *dst, int64_t dst_stride, bool add)
-{
-    __m128 v[4];
-    for (int i = 0; i < 4; i++) {
-        v[i] = _mm_loadu_ps(src + i * src_stride);
+    int64_t c = 0, step = apart * TILE_LANES;
+    for (; rows >= 4 && c + 4 <= n; c += 4) {
+        transpose_4x4(x + c, x_stride, to + c * step, step, false);
     }
-    _MM_TRANSPOSE4_PS(v[0], v[1], v[2], v[3]);
-    for (int i = 0; i < 4; i++) {
-        float *to = dst + i * dst_stride;
-        _mm_storeu_ps(to, add ? _mm_add_ps(_mm_loadu_ps(to), v[i]) : v[i]);
-    }
-}
-
-/* Four rows of x into four lanes of the panel; `rows` of them exist. */
-static void pack_lanes(const float *x, int64_t x_stride, int64_t rows, int64_t k, bool grouped, float *panel)
-{
-    int64_t c = 0, step = (grouped ? VL : 1) * TILE_LANES; /* from a column to the next one */
-    for (; rows >= 4 && c + 4 <= k; c += 4) {
-        transpose_4x4(x + c, x_stride, panel + place(grouped, c) * TILE_LANES, step, false);
-    }
-    for (; c < k; c++) {
+    for (; c < n; c++) {
         for (int64_t i = 0; i < 4; i++) {
-            panel[place(grouped, c) * TILE_LANES + i] = i < rows ? x[i * x_stride + c] : 0;
+            to[c * step + i] = i < rows ? x[i * x_stride + c] : 0;
         }
     }
 }
@@ -228,34 +226,55 @@ static int64_t panels(int64_t rows)
     return (rows + TILE_LANES - 1) / TILE_LANES;
 }
 
-/* A panel is [stored order of k][TILE_LANES]; few rows: rows in stored order. */
+/* One panel, [stored order of k][TILE_LANES], of `rows` rows. */
+static void pack_panel(const jobs *p, const job *j, int64_t row0, float *panel)
+{
+    for (int64_t l = 0; l < TILE_LANES; l += 4) {
+        int64_t rows = j->rows - row0 - l;
+        const float *x = rows > 0 ? j->x + (row0 + l) * j->x_stride : j->x;
+        if (p->dtype != TSR_DT_MXFP4) {
+            pack_lanes(x, j->x_stride, rows, p->k, panel + l, 1);
+            continue;
+        }
+        for (int64_t c = 0; c < p->k; c += 8) {
+            int64_t group = c / GROUP * GROUP, words = at_most(VL, (p->k - group) / 8);
+            pack_lanes(x + c, j->x_stride, rows, 8, panel + (group + (c - group) / 8) * TILE_LANES + l,
+                       words);
+        }
+    }
+}
+
+/* Few rows: each in stored order, the last group filled up with zeros. */
+static void pack_rows(const jobs *p, const job *j)
+{
+    int64_t length = round_up(p->k, GROUP);
+    for (int64_t r = 0; r < j->rows; r++) {
+        const float *x = j->x + r * j->x_stride;
+        float *to = j->packed + r * length;
+        if (p->k % GROUP != 0) {
+            memset(to + length - GROUP, 0, GROUP * sizeof *to);
+        }
+        for (int64_t c = 0; c < p->k; c += 32) {
+            float *group = to + c / GROUP * GROUP + c % GROUP / 8;
+            transpose_4x4(x + c, 8, group, VL, false);
+            transpose_4x4(x + c + 4, 8, group + 4 * VL, VL, false);
+        }
+    }
+}
+
 static void pack_piece(void *payload, int64_t i, int worker)
 {
     (void)worker;
     const jobs *p = payload;
     const job *j = &p->list[0];
-    bool grouped = p->dtype == TSR_DT_MXFP4;
-    int64_t length = padded(p->dtype, p->k), left = i;
-    while (j->packed == NULL || left >= panels(j->rows)) {
-        left -= j->packed == NULL ? 0 : panels(j->rows);
+    while (j->packed == NULL || i >= panels(j->rows)) {
+        i -= j->packed == NULL ? 0 : panels(j->rows);
         j++;
     }
     if (j->rows <= FEW) {
-        for (int64_t r = 0; r < j->rows; r++) {
-            float *to = j->packed + r * length;
-            memset(to + p->k / GROUP * GROUP, 0, (size_t)(length - p->k / GROUP * GROUP) * sizeof *to);
-            for (int64_t c = 0; c < p->k; c++) {
-                to[place(true, c)] = j->x[r * j->x_stride + c];
-            }
-        }
-        return;
-    }
-    float *panel = j->packed + left * length * TILE_LANES;
-    memset(panel + p->k / GROUP * GROUP * TILE_LANES, 0,
-           (size_t)(length - p->k / GROUP * GROUP) * TILE_LANES * sizeof *panel * (grouped ? 1 : 0));
-    for (int64_t l = 0; l < TILE_LANES; l += 4) {
-        int64_t r = left * TILE_LANES + l;
-        pack_lanes(j->x + r * j->x_stride, j->x_stride, j->rows - r, p->k, grouped, panel + l);
+        pack_rows(p, j);
+    } else {
+        pack_panel(p, j, i * TILE_LANES, j->packed + i * p->k * TILE_LANES);
     }
 }
 
@@ -297,11 +316,10 @@ static void foresee(const char *w, int64_t rows, int64_t bytes, int64_t from, in
 static void many_piece(const jobs *p, const job *j, int64_t n0, void *scratch)
 {
     float *a = scratch, *sums = a + TILE_ROWS * TILE_A_STRIDE;
-    int64_t lanes = panels(j->rows) * TILE_LANES, length = padded(p->dtype, p->k),
-            count = at_most(p->n - n0, BLOCK_N);
+    int64_t lanes = panels(j->rows) * TILE_LANES, count = at_most(p->n - n0, BLOCK_N);
     int64_t bytes = row_bytes(p->dtype, p->k);
-    for (int64_t t = 0; t < length; t += TILE_T) {
-        int64_t steps = at_most(length - t, TILE_T);
+    for (int64_t t = 0; t < p->k; t += TILE_T) {
+        int64_t steps = at_most(p->k - t, TILE_T);
         for (int64_t r0 = 0; r0 < count; r0 += TILE_ROWS) {
             for (int64_t r = r0; r < at_most(r0 + TILE_ROWS, count); r++) {
                 expand_row(p->dtype, j->w + (n0 + r) * bytes, scale_row(p->dtype, j->scale, n0 + r, p->k), t,
@@ -312,7 +330,7 @@ static void many_piece(const jobs *p, const job *j, int64_t n0, void *scratch)
                     row_bytes(p->dtype, at_most(t + TILE_T, p->k)));
             for (int64_t l = 0; l < j->rows; l += TILE_LANES) {
                 tile_fn *tile = j->rows - l <= VL ? tile_rows_narrow : tile_rows;
-                tile(a, j->packed + l * length + t * TILE_LANES, steps, sums + r0 * lanes + l, lanes, t > 0);
+                tile(a, j->packed + l * p->k + t * TILE_LANES, steps, sums + r0 * lanes + l, lanes, t > 0);
             }
         }
     }
@@ -342,15 +360,18 @@ static void nt_run(jobs *p)
         p->pieces += (p->n + block - 1) / block;
         packs += j->packed != NULL ? panels(j->rows) : 0;
     }
-    tsr_parallel(p->q, packs, pack_piece, p);
+    for (int64_t i = 0; i < packs && p->room_used <= PACK_ALONE; i++) { /* done before others are awake */
+        pack_piece(p, i, 0);
+    }
+    tsr_parallel(p->q, p->room_used <= PACK_ALONE ? 0 : packs, pack_piece, p);
     tsr_parallel(p->q, p->pieces, nt_piece, p);
     p->count = p->room_used = 0;
 }
 
 static void nt_add(jobs *p, job all)
 {
-    int64_t length = padded(p->dtype, p->k),
-            most = at_most(ROWS_MAX, p->room_floats / length / TILE_LANES * TILE_LANES);
+    int64_t length = round_up(p->k, GROUP);
+    int64_t most = at_most(ROWS_MAX, p->room_floats / length / TILE_LANES * TILE_LANES);
     TSR_ASSERT(most > 0);
     for (int64_t r = 0; r < all.rows; r += most) {
         job one = all;

@@ -7,22 +7,20 @@
 #define BLOCK_N 192 /* rows of a gradient in one piece */
 
 /* Columns [c, c + TILE_LANES) of a row in their natural order, scaled; beyond the row's end 0. */
-ALWAYS void expand_columns_as(const tsr_dtype dtype, const char *row, const char *scale, int64_t c,
-                              int64_t cols, float *dst)
+ALWAYS void columns_as(const tsr_dtype dtype, const char *row, const char *scale, int64_t c, int64_t cols,
+                       vf v[2])
 {
     if (dtype == TSR_DT_MXFP4) {
-        vf s = v_set1(_mm_cvtss_f32(mx_scales((uint8_t)scale[c / 32]))), first, second;
+        vf s = v_set1(_mm_cvtss_f32(mx_scales((uint8_t)scale[c / 32])));
         vi codes = mx_bytes(row + c / 2);
-        v_interleave(mx_value(codes, 0), mx_value(codes, 1), &first, &second);
-        v_store(dst, first * s);
-        v_store(dst + VL, second * s);
+        v_interleave(mx_value(codes, 0) * s, mx_value(codes, 1) * s, &v[0], &v[1]);
         return;
     }
-    for (int64_t i = 0; i < TILE_LANES; i += VL) {
-        int64_t left = cols - c - i;
-        v_store(dst + i, left >= VL ? stored_vec(dtype, row, scale, c + i)
-                         : left > 0 ? stored_vec_n(dtype, row, scale, c + i, left)
-                                    : v_zero());
+    for (int i = 0; i < 2; i++) {
+        int64_t left = cols - c - i * VL;
+        v[i] = left >= VL ? stored_vec(dtype, row, scale, c + i * VL)
+               : left > 0 ? stored_vec_n(dtype, row, scale, c + i * VL, left)
+                          : v_zero();
     }
 }
 
@@ -32,7 +30,10 @@ ALWAYS void expand_panel_as(const tsr_dtype dtype, const jobs *p, const job *j, 
 {
     int64_t bytes = row_bytes(dtype, p->k);
     for (int64_t r = r0; r < r0 + n; r++) {
-        expand_columns_as(dtype, j->w + r * bytes, scale_row(dtype, j->scale, r, p->k), c, p->k, panel);
+        vf v[2];
+        columns_as(dtype, j->w + r * bytes, scale_row(dtype, j->scale, r, p->k), c, p->k, v);
+        v_store(panel, v[0]);
+        v_store(panel + VL, v[1]);
         panel += TILE_LANES;
     }
 }
@@ -62,6 +63,94 @@ static void tiles(tile_fn *tile, int tile_rows_n, const float *a, const float *p
     }
 }
 
+/* ---- few rows: each weight is read once, and meets all rows in registers ------------------------------------------- */
+
+#define FEW 4
+
+/* Columns [c, c + pairs TILE_LANES): all of them exist when `whole`. */
+ALWAYS void few_columns(const tsr_dtype dtype, const int rows, const int pairs, const bool whole,
+                        const jobs *p, const job *j, int64_t c)
+{
+    vf sum[FEW][8], v[2];
+    int64_t bytes = row_bytes(dtype, p->k);
+#pragma GCC unroll 32
+    for (int i = 0; i < rows * 2 * pairs; i++) {
+        sum[i / (2 * pairs)][i % (2 * pairs)] = v_zero();
+    }
+    for (int64_t r = 0; r < p->n; r++) {
+        const char *w = j->w + r * bytes, *scale = scale_row(dtype, j->scale, r, p->k);
+#pragma GCC unroll 4
+        for (int i = 0; i < pairs; i++) {
+            columns_as(dtype, w, scale, c + i * TILE_LANES, whole ? INT64_MAX / 2 : p->k, v);
+#pragma GCC unroll 4
+            for (int m = 0; m < rows; m++) {
+                vf x = v_set1(j->x[m * j->x_stride + r]);
+                sum[m][2 * i] = v_fma(x, v[0], sum[m][2 * i]);
+                sum[m][2 * i + 1] = v_fma(x, v[1], sum[m][2 * i + 1]);
+            }
+        }
+    }
+    for (int m = 0; m < rows; m++) {
+        for (int i = 0; i < 2 * pairs; i++) {
+            float *y = j->y + m * j->y_stride + c + i * VL;
+            int64_t left = whole ? VL : p->k - c - i * VL;
+            if (left >= VL) {
+                v_store(y, p->accumulate ? (vf)(v_load(y) + sum[m][i]) : sum[m][i]);
+            } else if (left > 0) {
+                v_store_n(y, p->accumulate ? (vf)(v_load_n(y, left) + sum[m][i]) : sum[m][i], left);
+            }
+        }
+    }
+}
+
+ALWAYS void few_strips(const tsr_dtype dtype, const int rows, const jobs *p, const job *j, int64_t c,
+                       int64_t end)
+{
+    const int pairs = rows == 1 ? 4 : rows == 2 ? 2 : 1;
+    for (; c + pairs * TILE_LANES <= end; c += pairs * TILE_LANES) {
+        few_columns(dtype, rows, pairs, true, p, j, c);
+    }
+    for (; c < end; c += TILE_LANES) {
+        few_columns(dtype, rows, 1, false, p, j, c);
+    }
+}
+
+ALWAYS void few_rows(const tsr_dtype dtype, const jobs *p, const job *j, int64_t c, int64_t end)
+{
+    switch (j->rows) {
+    case 1: few_strips(dtype, 1, p, j, c, end); break;
+    case 2: few_strips(dtype, 2, p, j, c, end); break;
+    case 3: few_strips(dtype, 3, p, j, c, end); break;
+    default: few_strips(dtype, 4, p, j, c, end); break;
+    }
+}
+
+static void few_piece(const jobs *p, const job *j, int64_t c, int64_t end)
+{
+    switch (p->dtype) {
+    case TSR_DT_F32: few_rows(TSR_DT_F32, p, j, c, end); break;
+    case TSR_DT_BF16: few_rows(TSR_DT_BF16, p, j, c, end); break;
+    case TSR_DT_F16: few_rows(TSR_DT_F16, p, j, c, end); break;
+    case TSR_DT_MXFP4: few_rows(TSR_DT_MXFP4, p, j, c, end); break;
+    default: few_rows(TSR_DT_F8_E4M3, p, j, c, end); break;
+    }
+}
+
+/* ---- more rows ----------------------------------------------------------------------------------------------------- */
+
+/* What the chunk of rows of W from t on will need, in as many parts as dx has rows: parts [part, end). */
+static void foresee(const jobs *p, const job *j, int64_t t, int64_t c, int64_t columns, int64_t part,
+                    int64_t end)
+{
+    int64_t rows = at_most(p->n - t, TILE_T), bytes = row_bytes(p->dtype, p->k);
+    int64_t from = row_bytes(p->dtype, c), to = row_bytes(p->dtype, c + columns);
+    for (int64_t r = rows * part / j->rows; r < rows * end / j->rows; r++) {
+        for (int64_t i = from; i < to; i += 64) {
+            _mm_prefetch(j->w + (t + r) * bytes + i, _MM_HINT_T1);
+        }
+    }
+}
+
 /* dx[rows][c ...] = dy W. */
 static void nn_piece(void *payload, int64_t i, int worker)
 {
@@ -69,6 +158,10 @@ static void nn_piece(void *payload, int64_t i, int worker)
     const job *j = job_of(p, i);
     int64_t c = (i - j->first) * BLOCK_K, columns = at_most(p->k - c, BLOCK_K);
     float *a = tsr_scratch(p->q, worker), *panel = a + TILE_ROWS * TILE_A_STRIDE;
+    if (j->rows <= FEW) {
+        few_piece(p, j, c, c + columns);
+        return;
+    }
     for (int64_t t = 0; t < p->n; t += TILE_T) {
         int64_t steps = at_most(p->n - t, TILE_T);
         for (int64_t l = 0; l < columns; l += TILE_LANES) {
@@ -77,6 +170,9 @@ static void nn_piece(void *payload, int64_t i, int worker)
         for (int64_t r = 0; r < j->rows;) {
             bool half = j->rows - r <= TILE_ROWS / 2;
             int64_t rows = at_most(j->rows - r, TILE_ROWS);
+            if (t + TILE_T < p->n) {
+                foresee(p, j, t + TILE_T, c, columns, r, r + rows);
+            }
             for (int64_t s = 0; s < rows; s++) {
                 memcpy(a + s * TILE_A_STRIDE, j->x + (r + s) * j->x_stride + t, (size_t)steps * sizeof *a);
             }
@@ -155,7 +251,10 @@ static void copy_panel(const jobs *p, const float *x, int64_t stride, int64_t t,
                        float *panel)
 {
     for (int64_t s = t; s < t + steps; s++) {
-        expand_columns_as(TSR_DT_F32, (const char *)(x + s * stride), NULL, c, p->k, panel);
+        vf v[2];
+        columns_as(TSR_DT_F32, (const char *)(x + s * stride), NULL, c, p->k, v);
+        v_store(panel, v[0]);
+        v_store(panel + VL, v[1]);
         panel += TILE_LANES;
     }
 }

@@ -3,7 +3,8 @@
  * Rows of most formats are read VL columns at a time, in order. MXFP4 is read by groups of GROUP = 8 VL columns, VL
  * words of eight codes each: a vector then holds one code of each word, columns s, s + 8, s + 16 ... of the group. Sums
  * over columns do not mind, so what a group is multiplied with is put into that order once ("stored order": position
- * s VL + j of a group is its column 8 j + s). */
+ * s L + j of a group is its column 8 j + s, with L = VL; in the last group, which may be short, L is the number of its
+ * words, or VL again where short vectors are in the way). */
 #ifndef TSR_KERNELS_SIMD_STORED_H
 #define TSR_KERNELS_SIMD_STORED_H
 
@@ -211,12 +212,6 @@ static inline const char *scale_row(tsr_dtype dtype, const char *scale, int64_t 
 ALWAYS vf mx_plain(vf v)
 {
     return MX_UNIT == 1.0f ? v : (vf)(v * v_set1(1.0f / MX_UNIT));
-}
-
-/* Length of a row in stored order, zeros at its end included. */
-static inline int64_t padded(tsr_dtype dtype, int64_t cols)
-{
-    return dtype == TSR_DT_MXFP4 ? (cols + GROUP - 1) / GROUP * GROUP : cols;
 }
 
 #endif
