@@ -215,7 +215,8 @@ static tsr_status write_table(tsr_experts *x, int32_t layer, bool all, tsr_err *
         int32_t i = *where_of(x, layer, e);
         const slot *s = i >= 0 && (all || x->slots[i].leased) ? &x->slots[i] : NULL;
         bool differs = false;
-        for (int p = 0; p < (s != NULL || rows[e] != NULL ? TSR_PART_COUNT : 0); p++) {
+        bool either = s != NULL || rows[e] != NULL;
+        for (int p = 0; either && p < TSR_PART_COUNT; p++) {
             const void *want = s != NULL ? s->part[p] : NULL, **have = &rows[p * (int64_t)x->experts + e];
             differs = differs || *have != want;
             *have = want;
