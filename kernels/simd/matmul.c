@@ -7,9 +7,11 @@
 #include "kernels/simd/jobs.h"
 
 #define FEW 8
-#define ROUND_FLOATS (2 << 20) /* packed, then used, while the cache still holds them */
+#define ROUND_FLOATS (1 << 20) /* packed, then used, while the cache still holds them */
 #define PACK_ALONE (1 << 15)
-#define BLOCK_N 24 /* rows of a weight in one piece: a multiple of TILE_ROWS and of 4 */
+#define BLOCK_N 48 /* rows of a weight in one piece: a multiple of TILE_ROWS and of a line of the cache ... */
+#define SMALL_BLOCK_N 24 /* ... or less when there are few pieces */
+#define MANY_PIECES 64
 
 ALWAYS void put(float *y, float sum, bool add)
 {
@@ -316,7 +318,7 @@ static void foresee(const char *w, int64_t rows, int64_t bytes, int64_t from, in
 static void many_piece(const jobs *p, const job *j, int64_t n0, void *scratch)
 {
     float *a = scratch, *sums = a + TILE_ROWS * TILE_A_STRIDE;
-    int64_t lanes = panels(j->rows) * TILE_LANES, count = at_most(p->n - n0, BLOCK_N);
+    int64_t lanes = panels(j->rows) * TILE_LANES, count = at_most(p->n - n0, p->block);
     int64_t bytes = row_bytes(p->dtype, p->k);
     for (int64_t t = 0; t < p->k; t += TILE_T) {
         int64_t steps = at_most(p->k - t, TILE_T);
@@ -345,7 +347,7 @@ static void nt_piece(void *payload, int64_t i, int worker)
         int64_t block = few_block(p), r = (i - j->first) * block;
         few_kernel(p->dtype, j->rows)(p, j, r, at_most(r + block, p->n));
     } else {
-        many_piece(p, j, (i - j->first) * BLOCK_N, tsr_scratch(p->q, worker));
+        many_piece(p, j, (i - j->first) * p->block, tsr_scratch(p->q, worker));
     }
 }
 
@@ -353,9 +355,10 @@ static void nt_run(jobs *p)
 {
     int64_t packs = 0;
     p->pieces = 0;
+    p->block = p->count * p->n < MANY_PIECES * BLOCK_N ? SMALL_BLOCK_N : BLOCK_N;
     for (int64_t i = 0; i < p->count; i++) {
         job *j = &p->list[i];
-        int64_t block = j->rows <= FEW ? few_block(p) : BLOCK_N;
+        int64_t block = j->rows <= FEW ? few_block(p) : p->block;
         j->first = p->pieces;
         p->pieces += (p->n + block - 1) / block;
         packs += j->packed != NULL ? panels(j->rows) : 0;
