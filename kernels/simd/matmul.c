@@ -7,6 +7,8 @@
 #include "kernels/simd/jobs.h"
 
 #define FEW 8
+#define TWICE_FEW 12 /* so many rows are done in two halves, if x then fits the first level of the cache */
+#define TWICE_K 1024
 #define ROUND_FLOATS (1 << 20) /* packed, then used, while the cache still holds them */
 #define PACK_ALONE (1 << 15)
 #define BLOCK_N 48 /* rows of a weight in one piece: a multiple of TILE_ROWS and of a line of the cache ... */
@@ -86,11 +88,17 @@ ALWAYS void few_plain(const tsr_dtype dtype, const int rows, const int at, const
     }
 }
 
+/* A row of x in stored order, with zeros at its end; no power of two, for the cache's sake. */
+static int64_t few_length(int64_t k)
+{
+    return round_up(k, GROUP) + VL;
+}
+
 /* One row of the weight: memory is read in one stream, which the processor foresees best. */
 ALWAYS void few_mxfp4(const int rows, const jobs *p, const job *j, int64_t r)
 {
     const char *w = j->w + r * (p->k / 2), *scale = j->scale + r * (p->k / 32);
-    int64_t length = round_up(p->k, GROUP);
+    int64_t length = few_length(p->k);
     vf sum[8];
 #pragma GCC unroll 8
     for (int m = 0; m < rows; m++) {
@@ -249,12 +257,12 @@ static void pack_panel(const jobs *p, const job *j, int64_t row0, float *panel)
 /* Few rows: each in stored order, the last group filled up with zeros. */
 static void pack_rows(const jobs *p, const job *j)
 {
-    int64_t length = round_up(p->k, GROUP);
+    int64_t length = few_length(p->k);
     for (int64_t r = 0; r < j->rows; r++) {
         const float *x = j->x + r * j->x_stride;
         float *to = j->packed + r * length;
         if (p->k % GROUP != 0) {
-            memset(to + length - GROUP, 0, GROUP * sizeof *to);
+            memset(to + p->k / GROUP * GROUP, 0, GROUP * sizeof *to);
         }
         for (int64_t c = 0; c < p->k; c += 32) {
             float *group = to + c / GROUP * GROUP + c % GROUP / 8;
@@ -373,9 +381,12 @@ static void nt_run(jobs *p)
 
 static void nt_add(jobs *p, job all)
 {
-    int64_t length = round_up(p->k, GROUP);
+    int64_t length = few_length(p->k);
     int64_t most = at_most(ROWS_MAX, p->room_floats / length / TILE_LANES * TILE_LANES);
     TSR_ASSERT(most > 0);
+    if (all.rows > FEW && all.rows <= TWICE_FEW && p->k <= TWICE_K) {
+        most = (all.rows + 1) / 2;
+    }
     for (int64_t r = 0; r < all.rows; r += most) {
         job one = all;
         one.rows = at_most(all.rows - r, most);
