@@ -66,6 +66,46 @@ static double number(reader *r, const char *key, double fallback)
     return json_number_value(v);
 }
 
+/* The string is one of two; missing: the fallback. Returns which. */
+static int choice(reader *r, const char *key, const char *first, const char *second, int fallback)
+{
+    json_t *v = json_object_get(r->obj, key);
+    if (r->st != TSR_OK || v == NULL || json_is_null(v)) {
+        return fallback;
+    }
+    const char *s = json_string_value(v);
+    if (s != NULL && strcmp(s, first) == 0) {
+        return 0;
+    }
+    if (s != NULL && second != NULL && strcmp(s, second) == 0) {
+        return 1;
+    }
+    r->st = TSR_ERR(r->err, s == NULL ? TSR_E_FORMAT : TSR_E_UNSUPPORTED,
+                    "config.json: %s%s: %s (known: %s%s%s)", r->where, key,
+                    s == NULL ? "must be a string" : s, first, second != NULL ? ", " : "",
+                    second != NULL ? second : "");
+    return fallback;
+}
+
+/* A number in [low, high]. */
+static double bounded(reader *r, const char *key, double fallback, double low, double high)
+{
+    double x = number(r, key, fallback);
+    if (r->st == TSR_OK && !(x >= low && x <= high)) {
+        r->st = TSR_ERR(r->err, TSR_E_FORMAT, "config.json: %s%s: must lie between %g and %g", r->where, key,
+                        low, high);
+    }
+    return x;
+}
+
+/* Values that mean another model than the one we compute. */
+static void refuse(reader *r, const char *key, bool wrong, const char *why)
+{
+    if (r->st == TSR_OK && wrong) {
+        r->st = TSR_ERR(r->err, TSR_E_UNSUPPORTED, "config.json: %s%s: %s", r->where, key, why);
+    }
+}
+
 /* One of the two 1-based layer lists. */
 static void layer_list(reader *r, tsr_spec *s, const char *key, tsr_layer_kind kind, uint8_t *seen)
 {
@@ -109,7 +149,7 @@ static void linear_attention(reader *text, tsr_spec *s)
     s->kda_heads = integer(&r, "num_heads", -1, 1, DIM_MAX);
     s->kda_head_dim = integer(&r, "head_dim", -1, 1, DIM_MAX);
     s->conv_kernel = integer(&r, "short_conv_kernel_size", 4, 1, 64);
-    s->gate_lower_bound = number(&r, "gate_lower_bound", 0);
+    s->gate_lower_bound = bounded(&r, "gate_lower_bound", 0, -5, 0);
     s->kda_full_rank_gate = boolean(&r, "use_full_rank_gate",
                                     boolean(text, "use_full_rank_gate", s->arch == TSR_ARCH_KIMI_K3));
     layer_list(&r, s, "kda_layers", TSR_LAYER_KDA, seen);
@@ -143,6 +183,16 @@ static void moe(reader *r, tsr_spec *s)
     s->latent = integer(r, "routed_expert_hidden_size", 0, 0, DIM_MAX);
     s->latent_norm = s->latent > 0 && boolean(r, "latent_moe_use_norm", true);
     s->first_dense = (int32_t)integer(r, "first_k_dense_replace", 0, 0, s->layers);
+    s->route_normalise = boolean(r, "moe_renormalize", true);
+    s->route_scale = bounded(r, "routed_scaling_factor", 1, 1e-6, 1e6);
+    (void)choice(r, "moe_router_activation_func", "sigmoid", NULL, 0);
+    refuse(r, "num_expert_group", integer(r, "num_expert_group", 1, 0, INT32_MAX) > 1,
+           "choosing experts by groups is not supported");
+    refuse(r, "moe_layer_freq", integer(r, "moe_layer_freq", 1, 1, INT32_MAX) != 1,
+           "dense layers between mixtures of experts are not supported");
+    s->situ = choice(r, "hidden_act", "situ", "silu", s->arch == TSR_ARCH_KIMI_K3 ? 0 : 1) == 0;
+    s->situ_beta = bounded(r, "activation_situ_beta", 4, 1e-3, 1e6);
+    s->situ_linear_beta = bounded(r, "activation_situ_linear_beta", 25, 1e-3, 1e6);
 }
 
 static void attention(reader *r, tsr_spec *s)
@@ -154,6 +204,10 @@ static void attention(reader *r, tsr_spec *s)
     s->qk_rope = integer(r, "qk_rope_head_dim", 0, 0, DIM_MAX);
     s->v_head = integer(r, "v_head_dim", -1, 1, DIM_MAX);
     s->mla_gate = boolean(r, "mla_use_output_gate", s->arch == TSR_ARCH_KIMI_K3);
+    refuse(r, "mla_use_nope", !boolean(r, "mla_use_nope", true), "rotary positions are not supported");
+    int64_t kv_heads = integer(r, "num_key_value_heads", 0, 0, DIM_MAX);
+    refuse(r, "num_key_value_heads", kv_heads != 0 && kv_heads != s->mla_heads,
+           "must equal num_attention_heads: the latent cache has no heads of its own");
     linear_attention(r, s);
 }
 
@@ -165,7 +219,8 @@ static tsr_status fill(tsr_spec *s, json_t *root, json_t *text, tsr_err *err)
     s->vocab = integer(&r, "vocab_size", -1, 1, (int64_t)1 << 31);
     s->dense_inter = integer(&r, "intermediate_size", -1, 1, DIM_MAX);
     s->res_block = integer(&r, "attn_res_block_size", 0, 0, TSR_LAYER_MAX);
-    s->rms_eps = number(&r, "rms_norm_eps", 1e-5);
+    s->rms_eps = bounded(&r, "rms_norm_eps", 1e-5, 1e-12, 1);
+    s->lora_eps = bounded(&r, "mla_lora_norm_eps", 1e-6, 1e-12, 1); /* the released code's class default */
     s->context = integer(&r, "max_position_embeddings", integer(&r, "model_max_length", 0, 0, INT64_MAX), 0,
                          INT64_MAX);
     moe(&r, s);

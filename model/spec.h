@@ -33,15 +33,19 @@ typedef struct tsr_spec {
     int64_t experts, top_k, shared_experts, moe_inter, latent /* 0: none */;
     bool latent_norm;
     bool experts_mxfp4;
+    bool route_normalise; /* weights of the chosen experts are divided by their sum */
+    double route_scale;
+    bool situ; /* SiTU-GLU; false: SwiGLU */
+    double situ_beta, situ_linear_beta;
     int64_t res_block; /* attention residual block size, 0: none */
     bool tied_embeddings;
-    bool vision;     /* config has a vision part */
-    int64_t context; /* longest position count the config promises, 0 unknown */
-    double rms_eps;
+    bool vision;              /* config has a vision part */
+    int64_t context;          /* longest position count the config promises, 0 unknown */
+    double rms_eps, lora_eps; /* lora_eps: of MLA's q_a and kv_a norms */
 } tsr_spec;
 
 /* From the text of config.json. TSR_E_FORMAT: not JSON, wrong type; TSR_E_CONFLICT: contradictory (a layer in
- * both lists or none, a list beyond the layers); TSR_E_UNSUPPORTED: unknown model_type. err names the key. */
+ * both lists or none, a list beyond the layers); TSR_E_UNSUPPORTED: an unknown model_type, activation, router or position scheme. err names the key. */
 TSR_NODISCARD tsr_status tsr_spec_parse(tsr_spec *out, const char *config_json, size_t bytes, tsr_err *err);
 const char *tsr_arch_name(tsr_arch a); /* "kimi-k3" */
 

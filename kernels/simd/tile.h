@@ -9,7 +9,7 @@
 
 #define TILE_ROWS (VL == 16 ? 12 : 6)
 #define TILE_LANES (2 * VL)
-#define TILE_T 256                  /* steps that are summed in one go */
+#define TILE_T 128                  /* steps that are summed in one go */
 #define TILE_A_STRIDE (TILE_T + 16) /* of rows of a: no power of two, for the cache's sake */
 
 /* b: steps TILE_LANES apart, of which nv vectors are used. */

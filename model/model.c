@@ -1,0 +1,259 @@
+/* model.c - planning, opening and closing a model. */
+#include "model/model_priv.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static tsr_model_opts with_defaults(const tsr_model_opts *o)
+{
+    tsr_model_opts out = o != NULL ? *o : (tsr_model_opts){ 0 };
+    out.max_tokens = out.max_tokens > 0 ? out.max_tokens : 512;
+    out.max_segs = out.train && out.max_segs > 0 ? out.max_segs : 1;
+    out.kda_chunk = out.kda_chunk > 0 ? out.kda_chunk : 64;
+    return out;
+}
+
+static tsr_status expert_plan(tsr_plan *out, const tsr_model *m, const tsr_weight_source *src, tsr_err *err)
+{
+    uint64_t largest = 0;
+    for (int32_t i = m->spec.first_dense; !m->o.train && i < m->spec.layers; i++) {
+        uint64_t bytes, all;
+        TSR_TRY(src->expert_bytes(src->payload, i, &bytes, err));
+        bytes = tsr_align_up(bytes, 64);
+        if (!tsr_mul_u64(bytes, (uint64_t)m->spec.experts, &all) ||
+            !tsr_add_u64(out->experts_all, all, &out->experts_all)) {
+            TSR_FAIL(err, TSR_E_LIMIT, "the experts' size does not fit 64 bits");
+        }
+        largest = bytes > largest ? bytes : largest;
+    }
+    out->expert_floor = largest * (uint64_t)m->spec.top_k;
+    out->experts = m->o.expert_cache > 0 && m->o.expert_cache < out->experts_all ? m->o.expert_cache
+                                                                                 : out->experts_all;
+    if (out->experts < out->expert_floor) {
+        TSR_FAIL(err, TSR_E_LIMIT,
+                 "an expert cache of %llu bytes is too small: %lld experts of a token take %llu",
+                 (unsigned long long)out->experts, (long long)m->spec.top_k,
+                 (unsigned long long)out->expert_floor);
+    }
+    return TSR_OK;
+}
+
+/* Fills m->p and m->plan. */
+static tsr_status plan(tsr_model *m, const tsr_weight_source *src, int64_t context, tsr_dtype cache,
+                       tsr_err *err)
+{
+    tsr_plan *out = &m->plan;
+    TSR_TRY(params_plan(&m->p, &m->spec, src, m->o.train, err));
+    m->saved = calloc((size_t)m->spec.layers, sizeof *m->saved);
+    if (m->saved == NULL) {
+        TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
+    }
+    out->weights = m->p.weight_bytes;
+    out->grads = m->p.grad_bytes;
+    TSR_TRY(expert_plan(out, m, src, err));
+    out->workspace = run_bytes(m, m->o.max_tokens, m->o.max_segs);
+    size_t one = run_bytes(m, 1, 1);
+    out->workspace = one > out->workspace ? one : out->workspace;
+    for (int32_t i = 0; !m->o.train && i < m->spec.layers; i++) {
+        size_t state, conv, per_token;
+        session_sizes(&m->spec, i, cache, &state, &conv, &per_token);
+        out->state_fixed += state + conv;
+        out->state_per_token += per_token;
+    }
+    out->total = out->weights + out->experts + out->grads + out->workspace + out->state_fixed +
+                 out->state_per_token * (uint64_t)context;
+    if (m->o.mem_limit > 0 && out->total > m->o.mem_limit) {
+        TSR_FAIL(err, TSR_E_LIMIT,
+                 "needs %llu MiB of memory, %llu are allowed (weights %llu, experts %llu, workspace %llu, "
+                 "state %llu; a smaller "
+                 "expert cache can be as little as %llu)",
+                 (unsigned long long)(out->total >> 20), (unsigned long long)(m->o.mem_limit >> 20),
+                 (unsigned long long)(out->weights >> 20), (unsigned long long)(out->experts >> 20),
+                 (unsigned long long)(out->workspace >> 20),
+                 (unsigned long long)((out->state_fixed + out->state_per_token * (uint64_t)context) >> 20),
+                 (unsigned long long)((out->expert_floor + ((uint64_t)1 << 20) - 1) >> 20));
+    }
+    return TSR_OK;
+}
+
+static tsr_model *make(const tsr_spec *spec, const tsr_model_opts *o, tsr_backend *b)
+{
+    tsr_model *m = calloc(1, sizeof *m);
+    if (m != NULL) {
+        m->spec = *spec;
+        m->o = with_defaults(o);
+        m->b = b;
+    }
+    return m;
+}
+
+tsr_status tsr_model_plan(tsr_plan *out, const tsr_spec *spec, const tsr_weight_source *src,
+                          const tsr_model_opts *o, tsr_backend *b, int64_t context, tsr_dtype cache_dtype,
+                          tsr_err *err)
+{
+    tsr_model *m = make(spec, o, b);
+    if (m == NULL) {
+        TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
+    }
+    tsr_status st = plan(m, src, context, cache_dtype, err);
+    *out = m->plan;
+    tsr_model_close(&m);
+    return st;
+}
+
+/* A device backend without a kernel that the model needs is refused before anything is loaded. */
+static tsr_status check_ops(const tsr_backend *b, tsr_err *err)
+{
+    if (b->host) {
+        return TSR_OK; /* the reference is under every slot */
+    }
+#define TSR_OP(op, cpu, simd, cuda)                                                                          \
+    if (b->k.op == NULL) {                                                                                   \
+        TSR_FAIL(err, TSR_E_UNSUPPORTED, "backend %s: has no kernel for " #op " (use auto)", b->name);       \
+    }
+#include "kernels/ops.def"
+#undef TSR_OP
+    return TSR_OK;
+}
+
+static tsr_status take_memory(tsr_model *m, tsr_err *err)
+{
+    tsr_backend *b = m->b;
+    size_t n = (size_t)m->o.max_tokens;
+    m->ws = (stack){ .size = m->plan.workspace };
+    m->route_host = malloc(n * (size_t)m->spec.top_k * sizeof *m->route_host);
+    m->distinct = malloc((size_t)m->spec.experts * sizeof *m->distinct);
+    m->seen = malloc((size_t)m->spec.experts);
+    m->host_f32 = malloc(n * sizeof *m->host_f32);
+    bool ok = m->route_host != NULL && m->distinct != NULL && m->seen != NULL && m->host_f32 != NULL;
+    ok = ok && b->alloc(b, &m->ws_memory, m->ws.size) == TSR_OK;
+    ok = ok && b->alloc(b, (void **)&m->ids, n * sizeof *m->ids) == TSR_OK;
+    ok = ok && b->alloc(b, (void **)&m->targets, n * sizeof *m->targets) == TSR_OK;
+    ok = ok && b->alloc(b, (void **)&m->seg, (size_t)(m->o.max_segs + 1) * sizeof *m->seg) == TSR_OK;
+    ok = ok && b->alloc(b, (void **)&m->losses, n * sizeof *m->losses) == TSR_OK;
+    ok = ok && b->alloc(b, (void **)&m->lse, n * sizeof *m->lse) == TSR_OK;
+    m->ws.base = m->ws_memory;
+    if (!ok) {
+        TSR_FAIL(err, TSR_E_LIMIT,
+                 "%s: out of memory: the workspace takes %llu bytes (fewer tokens at once need less)",
+                 b->name, (unsigned long long)m->ws.size);
+    }
+    return TSR_OK;
+}
+
+static tsr_status open_experts(tsr_model *m, const tsr_weight_source *src, const tsr_progress *p,
+                               tsr_err *err)
+{
+    if (m->o.train || m->spec.first_dense >= m->spec.layers) {
+        return TSR_OK;
+    }
+    uint8_t *has = calloc((size_t)m->spec.layers, 1);
+    if (has == NULL) {
+        TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
+    }
+    memset(has + m->spec.first_dense, 1, (size_t)(m->spec.layers - m->spec.first_dense));
+    bool all = m->plan.experts == m->plan.experts_all;
+    tsr_experts_opts o = { .layers = m->spec.layers,
+                           .experts = (int32_t)m->spec.experts,
+                           .top_k = (int32_t)m->spec.top_k,
+                           .cache_bytes = all ? 0 : m->plan.experts,
+                           .io_threads = m->o.io_threads,
+                           .has_experts = has };
+    tsr_status st = tsr_experts_open(&m->experts, m->b, src, &o, err);
+    free(has);
+    return st == TSR_OK && all ? tsr_experts_load_all(m->experts, p, err) : st;
+}
+
+tsr_status tsr_model_open(tsr_model **out, const tsr_spec *spec, const tsr_weight_source *src,
+                          const tsr_model_opts *o, tsr_backend *b, const tsr_progress *p, tsr_err *err)
+{
+    *out = NULL;
+    TSR_TRY(check_ops(b, err));
+    tsr_model *m = make(spec, o, b);
+    if (m == NULL) {
+        TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
+    }
+    tsr_status st = plan(m, src, 0, TSR_DT_F32, err);
+    st = st == TSR_OK ? take_memory(m, err) : st;
+    st = st == TSR_OK ? params_load(&m->p, &m->spec, src, m->o.train, b, p, err) : st;
+    st = st == TSR_OK ? open_experts(m, src, p, err) : st;
+    if (st != TSR_OK) {
+        tsr_model_close(&m);
+        return st;
+    }
+    *out = m;
+    return TSR_OK;
+}
+
+void tsr_model_close(tsr_model **pm)
+{
+    tsr_model *m = *pm;
+    if (m == NULL) {
+        return;
+    }
+    *pm = NULL;
+    tsr_backend *b = m->b;
+    tsr_experts_close(&m->experts);
+    params_free(&m->p, b);
+    void *const blocks[] = { m->ws_memory, m->ids, m->targets, m->seg, m->losses, m->lse };
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
+        if (blocks[i] != NULL) {
+            b->release(b, blocks[i]);
+        }
+    }
+    free(m->route_host);
+    free(m->distinct);
+    free(m->seen);
+    free(m->host_f32);
+    free(m->saved);
+    free(m);
+}
+
+const tsr_spec *tsr_model_spec(const tsr_model *m)
+{
+    return &m->spec;
+}
+
+const tsr_plan *tsr_model_plan_of(const tsr_model *m)
+{
+    return &m->plan;
+}
+
+bool tsr_model_expert_stats(const tsr_model *m, tsr_experts_stats *out)
+{
+    if (m->experts == NULL || tsr_experts_all_resident(m->experts)) {
+        *out = (tsr_experts_stats){ 0 };
+        return false;
+    }
+    tsr_experts_stats_get(m->experts, out);
+    return true;
+}
+
+int64_t tsr_model_param_count(const tsr_model *m)
+{
+    return m->p.count;
+}
+
+const tsr_param *tsr_model_param(const tsr_model *m, int64_t i)
+{
+    return &m->p.list[i].pub;
+}
+
+const tsr_param *tsr_model_param_find(const tsr_model *m, const char *name)
+{
+    for (int64_t i = 0; i < m->p.count; i++) {
+        if (strcmp(m->p.list[i].pub.name, name) == 0) {
+            return &m->p.list[i].pub;
+        }
+    }
+    return NULL;
+}
+
+tsr_status tsr_model_zero_grads(tsr_model *m, tsr_err *err)
+{
+    TSR_ASSERT(m->o.train);
+    if (m->b->zero(m->b, m->p.grads, m->p.grad_bytes) != TSR_OK) {
+        TSR_FAIL(err, TSR_E_IO, "%s: cannot clear the gradients", m->b->name);
+    }
+    return TSR_OK;
+}

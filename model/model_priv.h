@@ -1,0 +1,227 @@
+/* model_priv.h - for model/ only: parameters in memory, the workspace, one run through the layers. */
+#ifndef TSR_MODEL_MODEL_PRIV_H
+#define TSR_MODEL_MODEL_PRIV_H
+
+#include "model/model.h"
+
+/* ---- parameters -------------------------------------------------------------------------------------------- */
+
+typedef struct param {
+    tsr_param pub;
+    tsr_weight w;   /* one item: what the gemm ops take */
+    uint64_t bytes; /* in memory, all experts */
+    int64_t source_id;
+    tsr_dtype stored;
+    uint64_t stored_bytes;
+} param;
+
+/* The parameters of a layer; NULL where it has none. */
+typedef struct layer_params {
+    param *attn_norm, *mlp_norm, *attn_res_norm, *attn_res_proj, *mlp_res_norm, *mlp_res_proj;
+    param *q, *k, *v, *g, *g_a, *g_b, *o; /* both kinds of attention: g is the output gate of either */
+    param *q_conv, *k_conv, *v_conv, *f_a, *f_b, *b, *dt_bias, *a_log, *o_norm;
+    param *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
+    param *gate, *up, *down; /* dense */
+    param *router, *bias, *latent_down, *latent_up, *latent_norm, *shared_gate, *shared_up, *shared_down;
+    param *e_gate, *e_up, *e_down; /* training: families */
+    const void **e_data[3];        /* training: pointers of the experts, backend memory */
+    float **e_grad[3];
+} layer_params;
+
+typedef struct model_params {
+    param *list;
+    int64_t count;
+    layer_params *layer;
+    param *embed, *final_norm, *head, *output_res_norm, *output_res_proj;
+    tsr_arena *arena;
+    tsr_dtype expert_dtype; /* of the routed experts as stored */
+    uint64_t weight_bytes, grad_bytes;
+    void *data, *grads; /* one block each, backend memory */
+} model_params;
+
+/* Names, shapes, dtypes against the catalogue; sets where each will lie. */
+tsr_status params_plan(model_params *p, const tsr_spec *s, const tsr_weight_source *src, bool train,
+                       tsr_err *err);
+tsr_status params_load(model_params *p, const tsr_spec *s, const tsr_weight_source *src, bool train,
+                       tsr_backend *b, const tsr_progress *progress, tsr_err *err);
+void params_free(model_params *p, tsr_backend *b);
+
+/* ---- workspace ---------------------------------------------------------------------------------------------- */
+
+/* Memory of one run, taken and given back like a stack. Dry: only counts; base is then no address of anything. */
+typedef struct stack {
+    char *base;
+    size_t size, used, peak;
+} stack;
+
+/* ---- one run ------------------------------------------------------------------------------------------------ */
+
+struct layer_saved;
+
+typedef struct run {
+    tsr_model *m;
+    tsr_backend *b;
+    const tsr_spec *spec;
+    stack *ws;
+    bool dry, train;
+    int64_t n, segs;
+    const int64_t *seg; /* backend */
+    const int32_t *ids, *targets;
+    tsr_session *s;      /* NULL in training */
+    float *bank, *dbank; /* banked block vectors [banks][n][hidden], and their gradients */
+    int64_t banks;
+    const tsr_trace *trace;
+    tsr_err *err;
+} run;
+
+/* n elements of backend memory from the run's workspace, 64-byte aligned. */
+void *ws_bytes(run *r, size_t bytes);
+float *ws_f32(run *r, int64_t n);
+static inline size_t ws_mark(const run *r)
+{
+    return r->ws->used;
+}
+static inline void ws_release(run *r, size_t mark)
+{
+    r->ws->used = mark;
+}
+
+/* Calls a kernel with named arguments; nothing in a dry run. */
+#define RUN(r, op, ...)                                                                                      \
+    do {                                                                                                     \
+        if (!(r)->dry) {                                                                                     \
+            tsr_##op##_args args_ = { __VA_ARGS__ };                                                         \
+            if (tsr_##op((r)->b, &args_) != TSR_OK) {                                                        \
+                TSR_FAIL((r)->err, TSR_E_IO, "%s: the device failed in " #op, (r)->b->name);                 \
+            }                                                                                                \
+        }                                                                                                    \
+    } while (0)
+
+/* y[n][out] = (or +=) x W^T; strides 0: dense. */
+tsr_status linear(run *r, const param *w, const float *x, int64_t x_stride, float *y, int64_t y_stride,
+                  int64_t n, bool accumulate);
+/* w.grad += dy^T x;  dx = (or +=) dy W. dx NULL: not wanted. */
+tsr_status linear_bwd(run *r, const param *w, const float *x, int64_t x_stride, const float *dy,
+                      int64_t dy_stride, float *dx, int64_t dx_stride, int64_t n, bool accumulate);
+tsr_status trace_out(run *r, tsr_trace_kind kind, int32_t layer, const void *data, int64_t rows,
+                     int64_t cols);
+tsr_status copy_rows(run *r, float *dst, const float *src, int64_t n, int64_t d);
+static inline const float *vec(const param *p)
+{
+    return p->w.data;
+}
+
+/* ---- layers: what each keeps for its backward ------------------------------------------------------------------ */
+
+typedef struct kda_saved {
+    float *u[3], *c[3]; /* inputs of the convolutions, and their outputs (c[2] is v) */
+    float *q, *k, *rstd_q, *rstd_k, *f_a, *z, *g, *beta, *o, *states, *g_a, *gate, *normed, *rstd;
+} kda_saved;
+typedef struct mla_saved {
+    float *q_a, *rstd_qa, *q_an, *q, *kv_a, *c, *rstd_c, *kv, *o, *lse, *gate, *gated;
+} mla_saved;
+typedef struct mlp_saved {
+    float *g, *u, *a;
+} mlp_saved;
+typedef struct moe_saved {
+    const float *z;
+    float *s, *w, *xs, *g, *u, *a, *y, *sum, *rstd, *normed;
+    int32_t *ids, *order, *pos;
+    int64_t *offset;
+    mlp_saved shared;
+} moe_saved;
+typedef struct res_saved {
+    float *p, *rstd;
+} res_saved;
+
+typedef struct layer_saved {
+    float *cur0, *x1, *n1, *rstd1, *cur1, *x2, *n2, *rstd2, *cur2;
+    res_saved res1, res2;
+    int64_t banks; /* before the layer */
+    union {
+        kda_saved kda;
+        mla_saved mla;
+    } attn;
+    union {
+        mlp_saved mlp;
+        moe_saved moe;
+    } ffn;
+} layer_saved;
+
+typedef struct final_saved {
+    const float *cur, *x;
+    float *normed, *rstd;
+    res_saved res;
+} final_saved;
+
+/* Each: y [n][hidden] = layer(x [n][hidden]); backward: dx =, parameters +=. In inference what is kept may be
+ * overwritten by the next layer. */
+tsr_status kda_forward(run *r, int32_t layer, const float *x, float *y, kda_saved *k);
+tsr_status kda_backward(run *r, int32_t layer, const float *x, const float *dy, float *dx,
+                        const kda_saved *k);
+tsr_status mla_forward(run *r, int32_t layer, const float *x, float *y, mla_saved *k);
+tsr_status mla_backward(run *r, int32_t layer, const float *x, const float *dy, float *dx,
+                        const mla_saved *k);
+/* y = (or +=) down(act(gate x, up x)) */
+tsr_status mlp_forward(run *r, const param *gate, const param *up, const param *down, const float *x,
+                       float *y, bool accumulate, mlp_saved *k);
+tsr_status mlp_backward(run *r, const param *gate, const param *up, const param *down, const float *x,
+                        const float *dy, float *dx, const mlp_saved *k);
+tsr_status moe_forward(run *r, int32_t layer, const float *x, float *y, moe_saved *k);
+tsr_status moe_backward(run *r, int32_t layer, const float *x, const float *dy, float *dx,
+                        const moe_saved *k);
+
+/* y = mix of the banked vectors and cur. */
+tsr_status residual_mix(run *r, const param *norm, const param *proj, const float *cur, float *y,
+                        res_saved *k);
+/* dcur +=, dbank +=. */
+tsr_status residual_mix_bwd(run *r, const param *norm, const param *proj, const float *cur, const float *dy,
+                            float *dcur, const res_saved *k);
+tsr_status layer_forward(run *r, int32_t layer, float *cur, layer_saved *k);
+/* dcur [n][hidden]: in the gradient of the layer's output, out that of its input. */
+tsr_status layer_backward(run *r, int32_t layer, float *dcur, layer_saved *k);
+
+/* ---- model and session ----------------------------------------------------------------------------------------- */
+
+struct tsr_model {
+    tsr_spec spec;
+    tsr_model_opts o;
+    tsr_backend *b;
+    model_params p;
+    tsr_experts *experts; /* inference */
+    tsr_plan plan;
+    stack ws;
+    void *ws_memory;
+    /* inputs of a run: host staging and backend copies */
+    int32_t *ids, *targets; /* backend [max_tokens] */
+    int64_t *seg;           /* backend [max_segs + 1] */
+    int32_t *route_host;    /* ids of one layer's routing, and the distinct ones */
+    int32_t *distinct;
+    uint8_t *seen;
+    /* of the last tsr_model_loss */
+    layer_saved *saved;
+    run last;
+    bool can_go_back;
+    final_saved final;
+    float *losses, *lse; /* backend [max_tokens] */
+    float *host_f32;     /* host [max_tokens] */
+    int64_t *host_seg;
+};
+
+struct tsr_session {
+    tsr_model *m;
+    int64_t context, length;
+    tsr_dtype dtype;
+    void *memory;
+    size_t bytes;
+    float **state, **conv; /* per layer, NULL for MLA: [h][dk][dv]; [3][kw - 1][h d] */
+    void **cache;          /* per layer, NULL for KDA: [context][kv_lora + qk_rope] */
+};
+
+/* Workspace of one call with n tokens in segs segments, found by running it dry. */
+size_t run_bytes(tsr_model *m, int64_t n, int64_t segs);
+/* Sizes of one layer's state in bytes; cache per position. */
+void session_sizes(const tsr_spec *s, int32_t layer, tsr_dtype cache, size_t *state, size_t *conv,
+                   size_t *per_token);
+
+#endif
