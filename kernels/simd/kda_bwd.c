@@ -254,7 +254,7 @@ static void back_chunk(const tsr_kda_bwd_args *a, bwd_room *r, int64_t h, int64_
         tile_solve(t, false);
         if (i + 1 < tiles) {
             memcpy(r->S[i + 1].p, r->S[i].p, (size_t)(t->kp * r->S[i].ld) * sizeof(float));
-            tile_advance(t, r->S[i + 1]);
+            tile_advance(t, r->S[i + 1], NULL);
         }
     }
     for (int64_t i = tiles - 1; i >= 0; i--) {
