@@ -13,7 +13,18 @@ static int64_t ceil_div(int64_t a, int64_t b)
 /* wt[kw][BLOCK] = taps of channels [c0, c0 + width). */
 static void load_taps(float *wt, const float *w, int64_t c0, int64_t width, int64_t kw)
 {
-    for (int64_t c = 0; c < width; c++) {
+    int64_t c = 0;
+    for (; kw == 4 && c + 4 <= width; c += 4) { /* a single token is mostly this */
+        __m128 a[4];
+        for (int i = 0; i < 4; i++) {
+            a[i] = _mm_loadu_ps(w + (c0 + c + i) * 4);
+        }
+        _MM_TRANSPOSE4_PS(a[0], a[1], a[2], a[3]);
+        for (int i = 0; i < 4; i++) {
+            _mm_storeu_ps(wt + i * BLOCK + c, a[i]);
+        }
+    }
+    for (; c < width; c++) {
         for (int64_t j = 0; j < kw; j++) {
             wt[j * BLOCK + c] = w[(c0 + c) * kw + j];
         }
@@ -34,16 +45,24 @@ static inline void store_part(float *p, vf v, int64_t left)
     }
 }
 
-/* One token: rows[j] is the input under tap j, NULL: zeros. Always inlined, so that four taps unroll. */
+/* One token: rows[j] is the input under tap j. Always inlined, so that four taps unroll. */
 static inline __attribute__((always_inline)) void token(float *y, const float *const *rows, const float *wt,
                                                         int64_t width, int64_t kw)
 {
-    for (int64_t c = 0; c < width; c += VL) {
+    int64_t c = 0;
+    for (; c + VL <= width; c += VL) {
         vf u = v_zero();
         for (int64_t j = 0; j < kw; j++) {
-            u = rows[j] != NULL ? v_fma(v_load(wt + j * BLOCK + c), load_part(rows[j] + c, width - c), u) : u;
+            u = v_fma(v_load(wt + j * BLOCK + c), v_load(rows[j] + c), u);
         }
-        store_part(y + c, u * v_sigmoid(u), width - c);
+        v_store(y + c, u * v_sigmoid(u));
+    }
+    if (c < width) {
+        vf u = v_zero();
+        for (int64_t j = 0; j < kw; j++) {
+            u = v_fma(v_load(wt + j * BLOCK + c), v_load_n(rows[j] + c, width - c), u);
+        }
+        v_store_n(y + c, u * v_sigmoid(u), width - c);
     }
 }
 
@@ -54,21 +73,21 @@ typedef struct fwd_job {
     bool keep; /* one tile has every token: the piece updates its history too */
 } fwd_job;
 
-/* Rows of the history and of x that tap j of token t of segment s sees, at channel c0. */
-static const float *source(const tsr_conv_fwd_args *a, int64_t s, int64_t at, int64_t c0)
+/* Channels from c0 on of the input at token `at` of segment s, which may lie before it; zeros: BLOCK of them. */
+static const float *source(const tsr_conv_fwd_args *a, int64_t s, int64_t at, int64_t c0, const float *zeros)
 {
     int64_t first = a->seg[s];
     if (at >= first) {
         return a->x + at * a->x_stride + c0;
     }
-    return a->state != NULL ? a->state + (s * (a->kw - 1) + a->kw - 1 + at - first) * a->c + c0 : NULL;
+    return a->state != NULL ? a->state + (s * (a->kw - 1) + a->kw - 1 + at - first) * a->c + c0 : zeros;
 }
 
 /* Going up, row i reads rows from i on only. */
 static void keep_history(const tsr_conv_fwd_args *a, int64_t s, int64_t c0, int64_t width)
 {
     for (int64_t i = 0, rows = a->kw - 1; i < rows && a->seg[s + 1] > a->seg[s]; i++) {
-        memcpy(a->state + (s * rows + i) * a->c + c0, source(a, s, a->seg[s + 1] - rows + i, c0),
+        memcpy(a->state + (s * rows + i) * a->c + c0, source(a, s, a->seg[s + 1] - rows + i, c0, NULL),
                (size_t)width * sizeof(float));
     }
 }
@@ -80,14 +99,15 @@ static void fwd_piece(void *payload, int64_t i, int worker)
     int64_t c0 = i % job->blocks * BLOCK, width = a->c - c0 < BLOCK ? a->c - c0 : BLOCK, kw = a->kw;
     int64_t t0 = i / job->blocks * TILE, t1 = t0 + TILE < a->n ? t0 + TILE : a->n;
     float *wt = tsr_scratch(job->q, worker);
-    const float **rows = (const float **)(void *)(wt + kw * BLOCK);
-    memset(wt, 0, (size_t)(kw * BLOCK) * sizeof *wt);
+    float *zeros = wt + kw * BLOCK;
+    const float **rows = (const float **)(void *)(zeros + BLOCK);
+    memset(wt, 0, (size_t)((kw + 1) * BLOCK) * sizeof *wt);
     load_taps(wt, a->w, c0, width, kw);
     for (int64_t s = 0; s < a->segs; s++) {
         int64_t from = a->seg[s] > t0 ? a->seg[s] : t0, to = a->seg[s + 1] < t1 ? a->seg[s + 1] : t1;
         for (int64_t t = from; t < to; t++) {
             for (int64_t j = 0; j < kw; j++) {
-                rows[j] = source(a, s, t - kw + 1 + j, c0);
+                rows[j] = source(a, s, t - kw + 1 + j, c0, zeros);
             }
             float *y = a->y + t * a->y_stride + c0;
             if (kw == 4) {
@@ -113,7 +133,7 @@ static void history_piece(void *payload, int64_t i, int worker)
 tsr_status TSR_SIMD(conv_fwd)(tsr_queue *q, const tsr_conv_fwd_args *a)
 {
     fwd_job job = { a, q, ceil_div(a->c, BLOCK), a->state != NULL && a->n <= TILE };
-    TSR_ASSERT((size_t)a->kw * (BLOCK * sizeof(float) + sizeof(float *)) <= TSR_SCRATCH_BYTES);
+    TSR_ASSERT((size_t)(a->kw + 1) * (BLOCK * sizeof(float) + sizeof(float *)) <= TSR_SCRATCH_BYTES);
     tsr_parallel(q, ceil_div(a->n, TILE) * job.blocks, fwd_piece, &job);
     if (a->state != NULL && !job.keep) {
         tsr_parallel(q, a->segs * job.blocks, history_piece, &job);
@@ -139,21 +159,25 @@ typedef struct bwd_room {
 /* du of token t, and its share of dw. */
 static void bwd_token(const tsr_conv_bwd_args *a, const bwd_room *r, int64_t t, int64_t first)
 {
-    const float *dy = a->dy + t * a->dy_stride + r->c0, *x = a->x + (t - a->kw + 1) * a->x_stride + r->c0;
-    int64_t from = t - a->kw + 1 < first ? first - (t - a->kw + 1) : 0;
+    int64_t from = t - a->kw + 1 < first ? first - (t - a->kw + 1)
+                                         : 0; /* first tap on a token of the segment */
+    const float *dy = a->dy + t * a->dy_stride + r->c0;
+    const float *x = a->x + (t - a->kw + 1 + from) * a->x_stride + r->c0;
     float *du = r->du + t % a->kw * NARROW;
     for (int64_t c = 0; c < r->width; c += VL) {
         int64_t left = r->width - c;
         vf u = v_zero(), one = v_set1(1.0f);
         for (int64_t j = from; j < a->kw; j++) {
-            u = v_fma(v_load(r->wt + j * NARROW + c), load_part(x + j * a->x_stride + c, left), u);
+            u = v_fma(v_load(r->wt + j * NARROW + c), load_part(x + (j - from) * a->x_stride + c, left), u);
         }
-        /* s (1 + u (1 - s)), with 1 - s taken from -u: no difference. */
-        vf s = v_sigmoid(u), d = s * v_fma(u, v_sigmoid(-u), one) * load_part(dy + c, left);
+        /* s (1 + u (1 - s)); the smaller of s and 1 - s is e / (1 + e): no difference. */
+        vf e = v_exp(-v_abs(u)), r1 = one / (one + e), r0 = e * r1, none = v_zero();
+        vf s = v_less(u, none, r0, r1), rest = v_less(u, none, r1, r0);
+        vf d = s * v_fma(u, rest, one) * load_part(dy + c, left);
         v_store(du + c, d);
         for (int64_t j = from; j < a->kw; j++) {
             float *near = r->near + j * NARROW + c;
-            v_store(near, v_fma(d, load_part(x + j * a->x_stride + c, left), v_load(near)));
+            v_store(near, v_fma(d, load_part(x + (j - from) * a->x_stride + c, left), v_load(near)));
         }
     }
 }

@@ -7,6 +7,12 @@ typedef struct fwd_job {
     tsr_queue *q;
 } fwd_job;
 
+static rows rows_of(const tsr_kda_fwd_args *a, const void *p, int64_t d, int64_t from, int64_t end, int64_t h)
+{
+    int64_t count = end - from < STEPS ? end - from : STEPS;
+    return (rows){ p, a->io, from * a->h + h, a->h, count, d };
+}
+
 static void put_outputs(const tsr_kda_fwd_args *a, const tile *t, rows at)
 {
     for (int64_t i = 0; i < at.count; i++) {
@@ -33,18 +39,20 @@ static void fwd_piece(void *payload, int64_t i, int worker)
         if (a->saved != NULL && (from - first) % a->chunk == 0) {
             state_out(a->saved + (chunk++ * a->h + h) * size, S, a->dk, a->dv);
         }
-        int64_t count = end - from < STEPS ? end - from : STEPS;
-        rows q = { a->q, a->io, from * a->h + h, a->h, count, a->dk }, k = q, v = q, g = q;
-        k.p = a->k;
-        v.p = a->v;
-        v.d = a->dv;
-        g.p = a->g;
-        g.io = TSR_DT_F32;
+        rows q = rows_of(a, a->q, a->dk, from, end, h), k = rows_of(a, a->k, a->dk, from, end, h);
+        rows v = rows_of(a, a->v, a->dv, from, end, h), g = rows_of(a, a->g, a->dk, from, end, h);
+        rows o = rows_of(a, a->o, a->dv, from, end, h);
+        g.io = o.io = TSR_DT_F32;
         tile_begin(&t, q, k, v, g, a->beta, a->bounded);
-        product(t.read, t.start, false, S, 2 * STEPS, t.vp, t.kp, NULL);
+        ahead out = { .r = { o }, .write = true }, in = { .r = { q, k, v, g } };
+        for (int j = 0; j < 4; j++) { /* the same rows of the next tile */
+            in.r[j].first += STEPS * a->h;
+            in.r[j].count = end - from - STEPS;
+        }
+        product_ahead(t.read, t.start, false, S, 2 * STEPS, t.vp, t.kp, NULL, &out);
         tile_solve(&t, true);
-        tile_advance(&t, S);
-        put_outputs(a, &t, v);
+        tile_advance(&t, S, &in);
+        put_outputs(a, &t, o);
     }
     if (a->state != NULL) {
         state_out(a->state + i * size, S, a->dk, a->dv);

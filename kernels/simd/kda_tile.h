@@ -61,15 +61,49 @@ typedef struct mat {
     int64_t ld;
 } mat;
 
+/* Rows of heads in memory: those of consecutive steps lie `step` rows of width d apart. */
+typedef struct rows {
+    const void *p;
+    tsr_dtype io;
+    int64_t first, step, count, d; /* first row, rows between steps, steps, width */
+} rows;
+
+/* Rows to bring near while a product runs, one for each of its blocks: they are short and far apart, so no hardware
+ * foresees them. */
+typedef struct ahead {
+    rows r[4];
+    int64_t next;
+    bool write;
+} ahead;
+
+static inline void look_ahead(ahead *w)
+{
+    if (w == NULL || w->next >= 4 * STEPS) {
+        return;
+    }
+    const rows *r = &w->r[w->next / STEPS];
+    int64_t t = w->next++ % STEPS,
+            width = (int64_t)(r->io == TSR_DT_BF16 ? sizeof(uint16_t) : sizeof(float)) * r->d;
+    const char *p = (const char *)r->p + (r->first + t * r->step) * width;
+    for (int64_t i = 0; t < r->count && i < width; i += 64) {
+        if (w->write) {
+            __builtin_prefetch(p + i, 1, 2);
+        } else {
+            __builtin_prefetch(p + i, 0, 2);
+        }
+    }
+}
+
 /* c[m][n] = keep c + a b, a[m][depth] or, transposed, a[depth][m]; m a multiple of MR, n of VL. */
-static void product(mat c, mat a, bool transposed, mat b, int64_t m, int64_t n, int64_t depth,
-                    const float *keep)
+static void product_ahead(mat c, mat a, bool transposed, mat b, int64_t m, int64_t n, int64_t depth,
+                          const float *keep, ahead *next)
 {
     int64_t ai = transposed ? 1 : a.ld, ak = transposed ? a.ld : 1;
     for (int64_t j = 0; j < n; j += 2 * VL) {
         for (int64_t i = 0; i < m; i += MR) {
             float *to = c.p + i * c.ld + j;
             const float *row = a.p + i * ai, *scale = keep != NULL ? keep + i : NULL;
+            look_ahead(next);
             if (j + 2 * VL <= n) {
                 block(to, c.ld, row, ai, ak, b.p + j, b.ld, depth, scale, 2);
             } else {
@@ -77,6 +111,12 @@ static void product(mat c, mat a, bool transposed, mat b, int64_t m, int64_t n, 
             }
         }
     }
+}
+
+static void product(mat c, mat a, bool transposed, mat b, int64_t m, int64_t n, int64_t depth,
+                    const float *keep)
+{
+    product_ahead(c, a, transposed, b, m, n, depth, keep, NULL);
 }
 
 /* to[n][m] = from[m][n]; both multiples of VL. */
@@ -90,13 +130,6 @@ static inline void transpose(mat to, mat from, int64_t m, int64_t n)
 }
 
 /* ---- a tile ---------------------------------------------------------------------------------------------------- */
-
-/* Rows of heads in memory: row t of a tile lies h apart. */
-typedef struct rows {
-    const void *p;
-    tsr_dtype io;
-    int64_t first, step, count, d; /* first row, rows between steps, steps, width */
-} rows;
 
 static void fetch(mat to, rows r)
 {
@@ -302,9 +335,9 @@ static void tile_solve(tile *t, bool outputs)
 }
 
 /* S = diag(gamma) S + tail^T val. */
-static void tile_advance(const tile *t, mat S)
+static void tile_advance(const tile *t, mat S, ahead *next)
 {
-    product(S, t->tail, true, t->val, t->kp, t->vp, STEPS, t->gamma);
+    product_ahead(S, t->tail, true, t->val, t->kp, t->vp, STEPS, t->gamma, next);
 }
 
 /* ---- states ---------------------------------------------------------------------------------------------------- */

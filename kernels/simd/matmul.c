@@ -7,6 +7,7 @@
 #include "kernels/simd/jobs.h"
 
 #define FEW 8
+#define SUM_T 32     /* columns that are summed in one go: short sums lose less */
 #define TWICE_FEW 12 /* so many rows are done in two halves, if x then fits the first level of the cache */
 #define TWICE_K 1024
 #define ROUND_FLOATS (1 << 20) /* packed, then used, while the cache still holds them */
@@ -340,7 +341,10 @@ static void many_piece(const jobs *p, const job *j, int64_t n0, void *scratch)
                     row_bytes(p->dtype, at_most(t + TILE_T, p->k)));
             for (int64_t l = 0; l < j->rows; l += TILE_LANES) {
                 tile_fn *tile = j->rows - l <= VL ? tile_rows_narrow : tile_rows;
-                tile(a, j->packed + l * p->k + t * TILE_LANES, steps, sums + r0 * lanes + l, lanes, t > 0);
+                for (int64_t u = 0; u < steps; u += SUM_T) {
+                    tile(a + u, j->packed + l * p->k + (t + u) * TILE_LANES, at_most(steps - u, SUM_T),
+                         sums + r0 * lanes + l, lanes, t + u > 0);
+                }
             }
         }
     }
