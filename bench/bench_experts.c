@@ -74,8 +74,9 @@ static void lease(void *payload)
 
 static void open_cache(state *s, tsr_backend *b, uint64_t experts, int threads)
 {
-    static const uint8_t has[64] = { [0 ... 63] = 1 };
+    uint8_t has[64];
     tsr_err err;
+    memset(has, 1, sizeof has);
     tsr_experts_opts o = { .layers = s->layers,
                            .experts = EXPERTS,
                            .top_k = EXPERTS,
