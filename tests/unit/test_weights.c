@@ -202,7 +202,7 @@ static void test_partial(void **state)
 enum { EXPERTS = 6 };
 
 typedef struct made {
-    tsr_tensor_decl decls[8];
+    tsr_tensor_decl decls[16];
     uint32_t count;
 } made;
 
@@ -219,7 +219,7 @@ static void add(made *m, const char *name, tsr_dtype dt, const int64_t *shape, i
                                               .partner = -1 };
 }
 
-/* Numbers whose high bytes are nearly equal; random bytes for U8. */
+/* Numbers whose high bytes are equal; scales that are nearly so; random bytes for U8. */
 static tsr_status fill(void *payload, const tsr_slot *slot, void *dst, tsr_err *err)
 {
     const made *m = payload;
@@ -229,6 +229,9 @@ static tsr_status fill(void *payload, const tsr_slot *slot, void *dst, tsr_err *
         uint64_t at = slot->off + i, rng = at * 977 + slot->tensor * 31 + slot->item * 7 + 1;
         bool high = m->decls[slot->tensor].dtype == TSR_DT_BF16 && at % 2 == 1;
         p[i] = high ? 0x3d : (uint8_t)bag_random(&rng);
+        if (m->decls[slot->tensor].dtype == TSR_DT_E8M0) {
+            p[i] = p[i] < 16 ? 0x78 : 0x79;
+        }
     }
     return TSR_OK;
 }
@@ -301,7 +304,8 @@ static void compare_filled(const opened *o, made *m)
 static void test_compressed(void **state)
 {
     (void)state;
-    static const int64_t small[2] = { 64, 256 }, odd[2] = { 77, 123 }, large[2] = { 2305, 2048 };
+    static const int64_t small[2] = { 64, 256 }, odd[2] = { 77, 123 }, half[2] = { 700, 512 },
+                         large[2] = { 2305, 2048 };
     made m = { .count = 0 };
     add(&m, "layers.1.experts.{e}.gate.weight", TSR_DT_BF16, small, 1);
     add(&m, "layers.1.experts.{e}.up.weight", TSR_DT_U8, odd, 1);
@@ -311,6 +315,14 @@ static void test_compressed(void **state)
     add(&m, "layers.2.experts.{e}.up.weight", TSR_DT_BF16, small, 2);
     add(&m, "layers.2.experts.{e}.down.weight", TSR_DT_U8, large, 2);
     add(&m, "layers.2.experts.{e}.gate.scale", TSR_DT_U8, odd, 2);
+    for (int k = 0; k < 6; k++) { /* as MXFP4 is: codes do not compress, scales do */
+        static const char *const names[] = {
+            "layers.3.experts.{e}.gate.weight", "layers.3.experts.{e}.up.weight",
+            "layers.3.experts.{e}.down.weight", "layers.3.experts.{e}.gate.scale",
+            "layers.3.experts.{e}.up.scale",    "layers.3.experts.{e}.down.scale",
+        };
+        add(&m, names[k], k < 3 ? TSR_DT_U8 : TSR_DT_E8M0, k < 3 ? half : small, 3);
+    }
     char *dir = test_dir("weights"), path[400];
     tsr_err err;
     for (int kind = 0; kind < 2; kind++) {
@@ -325,6 +337,15 @@ static void test_compressed(void **state)
         uint64_t whole = EXPERTS * (uint64_t)(2 * 2 * 64 * 256 + 77 * 123 * 3);
         assert_true(kind == 0 ? one >= whole : one < whole * 3 / 4);
         assert_true(two > 0);
+        (void)compare_experts(&o.source, 3, EXPERTS);
+        static const uint64_t needed[4] = { 0, 64 * 256 * 2 + 77 * 123 * 3,
+                                            2305 * 2048 * 3 + 64 * 256 * 2 + 77 * 123,
+                                            3 * (700 * 512 + 64 * 256) };
+        for (int32_t l = 1; l <= 3; l++) { /* memory is what the matrices take, and little more */
+            uint64_t bytes, extra = l == 1 && kind == 0 ? 64 * 256 * 2 : 0;
+            CHECK_OK(o.source.expert_bytes(o.source.payload, l, &bytes, &err));
+            assert_true(bytes >= needed[l] && bytes - extra <= needed[l] + needed[l] / 8 + 16384);
+        }
         pthread_t other;
         assert_int_equal(pthread_create(&other, NULL, reader, &o.source), 0);
         (void)reader(&o.source);
