@@ -341,9 +341,9 @@ static void settle(tsr_experts *x, int32_t layer, int32_t misses)
     for (int32_t k = 0; k < x->leased_count; k++) {
         int32_t i = *where_of(x, layer, x->leased[k]);
         slot *s = &x->slots[i];
-        list_remove(x, &x->lru,
-                    i); /* in the order asked for, whichever was read first: what is evicted later on */
-        list_push(x, &x->lru, i); /* does not depend on threads */
+        /* In the order asked for, whichever was read first: what is evicted later does not depend on threads. */
+        list_remove(x, &x->lru, i);
+        list_push(x, &x->lru, i);
         x->stats.prefetch_used += s->unused;
         s->unused = false;
         s->step = x->layers[layer].step;
