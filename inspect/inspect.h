@@ -42,7 +42,8 @@ typedef struct tsr_diff_opts {
 typedef struct tsr_diff_summary {
     uint64_t compared, equal, different, only_a, only_b;
     uint64_t bytes;
-    bool arch_differs, config_differs;
+    bool arch_differs;   /* both sides name a model family (tsr_view_family), and not the same one */
+    bool config_differs; /* both sides have a config.json, and not the same bytes */
 } tsr_diff_summary;
 /* Every tensor of a and b by canonical name. fn gets a row for each difference. TSR_OK also when they differ. */
 TSR_NODISCARD tsr_status tsr_inspect_diff(const tsr_view *a, const tsr_view *b, const tsr_diff_opts *o,
