@@ -71,7 +71,7 @@ TSR_NODISCARD tsr_status tsr_inspect_cat(const tsr_view *v, int64_t item, const 
 /* ---- scan ------------------------------------------------------------------------------------------------------------ */
 
 /* NaN scale codes (255): each makes 32 NaN values. fn is told per tensor and row. Covers E8M0 tensors and raw pairs
- * X.weight_packed / X.weight_scale. */
+ * X.weight_packed / X.weight_scale; a U8 X.weight_scale without its U8 X.weight_packed is no scale tensor. */
 TSR_NODISCARD tsr_status tsr_inspect_scan_scales(const tsr_view *v,
                                                  void (*fn)(void *payload, const char *tensor, int64_t row,
                                                             int64_t nan_values),

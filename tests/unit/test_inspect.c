@@ -552,6 +552,29 @@ static void test_scan(void **state)
     free(s);
 }
 
+/* A name alone makes no scales: the codes must be there. */
+static void test_scan_wants_pairs(void **state)
+{
+    (void)state;
+    static const uint8_t s[4] = { 255, 0, 0, 0 };
+    static const char *const partner[] = { "p.weight_packed", "p.weight", "weight_packed", "q.weight_packed",
+                                           "p.weight_packed.x" };
+    for (size_t i = 0; i < 7; i++) {
+        told t = { 0 };
+        memory m;
+        tsr_err err;
+        memory_init(&m);
+        memory_put1(&m, "p.weight_scale", TSR_DT_U8, s, 4);
+        if (i < 6) {
+            memory_put1(&m, partner[i % 5], i < 5 ? TSR_DT_U8 : TSR_DT_F32, s, 1);
+        }
+        CHECK_OK(tsr_inspect_scan_scales(memory_view(&m), on_nan, &t, &err));
+        assert_int_equal(t.count, i == 0);
+        assert_true(i != 0 || (strcmp(t.names[0], "p.weight_scale") == 0 && t.values[0] == 32));
+        memory_done(&m);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -564,6 +587,7 @@ int main(void)
         cmocka_unit_test(test_checkpoints),
         cmocka_unit_test(test_families),
         cmocka_unit_test(test_scan),
+        cmocka_unit_test(test_scan_wants_pairs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
