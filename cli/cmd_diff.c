@@ -17,7 +17,7 @@ static const char *const description[] = {
     "difference, the largest distance in units in the last place, and the counts of NaN and Inf are told.",
     "A GLOB limits the comparison to tensors whose canonical name matches. Without one, differing "
     "config.json files "
-    "count as a difference too.",
+    "and two different model families (--arch) count as a difference too.",
     "The exit status is 0 when nothing differs and 1 otherwise.",
     NULL,
 };
@@ -125,6 +125,9 @@ static tsr_status print_summary(comparison *k, const tsr_diff_summary *s, bool e
         k->rows = NULL;
         return tsr_json_print(o, false, err);
     }
+    if (s->arch_differs) {
+        tsr_cli_say(k->cli, "arch: differs");
+    }
     if (s->config_differs) {
         tsr_cli_say(k->cli, "config.json: differs");
     }
@@ -173,7 +176,7 @@ static tsr_status diff(comparison *k, const tsr_args *a, const tsr_diff_opts *o,
     TSR_GO(tsr_inspect_diff(&v[0], &v[1], o, on_row, k, &s, err));
     tsr_meter_clear(&k->cli->meter);
     if (a->operand_count > 2) {
-        s.config_differs = false;
+        s.config_differs = s.arch_differs = false;
         if (s.compared + s.only_a + s.only_b == 0) {
             st = TSR_ERR(err, TSR_E_MISSING, "diff: no tensor of %s or %s matches", a->operands[0],
                          a->operands[1]);

@@ -174,6 +174,9 @@ typedef struct tsr_view {
 TSR_NODISCARD tsr_status tsr_view_open(tsr_view *out, const char *path, const char *arch,
                                        const tsr_source_opts *so, const tsr_map_opts *mo, tsr_err *err);
 void tsr_view_close(tsr_view *v);
+/* The model family ("kimi-k3") that a checkpoint's manifest names, or the layout a foreign source is viewed by. False:
+ * neither names one ("raw" and "canonical" are no families), or it does not fit into room bytes. */
+bool tsr_view_family(const tsr_view *v, char *family, size_t room);
 
 /* ---- conversions ---------------------------------------------------------------------------------------- */
 

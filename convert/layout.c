@@ -75,6 +75,21 @@ tsr_status tsr_layout_pick(const tsr_layout **out, const char *arch, const tsr_s
     return TSR_OK;
 }
 
+bool tsr_view_family(const tsr_view *v, char *family, size_t room)
+{
+    const tsr_source *s = v->source;
+    size_t n;
+    if (s->ckpt != NULL) {
+        const char *m = tsr_ckpt_manifest(s->ckpt, &n);
+        if (!top_string(m, n, "arch", family, room)) {
+            return false;
+        }
+    } else if ((size_t)snprintf(family, room, "%s", v->map->layout->arch) >= room) {
+        return false;
+    }
+    return strcmp(family, tsr_layout_raw.arch) != 0 && strcmp(family, tsr_layout_canonical.arch) != 0;
+}
+
 /* ---- patterns --------------------------------------------------------------------------------------------------- */
 
 /* A canonical decimal at s: its length, or 0. */

@@ -51,15 +51,14 @@ tsr_status save_buffer_budget(const save_plan *p, const tsr_save_opts *o, bool s
 {
     uint64_t limit = o->mem_limit > 0 ? o->mem_limit : DEFAULT_MEM_LIMIT;
     uint64_t threads = (uint64_t)thread_count(o), chunk = p->largest_chunk + sizeof(save_buffer);
-    uint64_t coders = p->any_filtered
-                          ? threads * (tsr_codec_bound(p->largest_chunk) + p->largest_chunk + (8u << 20))
-                          : 0;
+    uint64_t largest = p->largest_chunk > SAVE_BATCH_BYTES ? p->largest_chunk : SAVE_BATCH_BYTES;
+    uint64_t coders = p->any_filtered ? threads * (tsr_codec_bound(largest) + largest + (8u << 20)) : 0;
     if (limit < coders + chunk) {
         TSR_FAIL(err, TSR_E_LIMIT,
                  "needs %llu bytes of memory for one chunk and %d threads, the limit is %llu (--mem-limit)",
                  (unsigned long long)(coders + chunk), thread_count(o), (unsigned long long)limit);
     }
-    uint64_t useful = snapshot ? limit - coders : (2 * threads + 2) * chunk;
+    uint64_t useful = snapshot ? limit - coders : (2 * threads + 2) * (largest + sizeof(save_buffer));
     *out = limit - coders < useful ? limit - coders : useful;
     *total = *out + coders;
     return TSR_OK;
@@ -317,62 +316,98 @@ static save_buffer *take_buffer(tsr_save_job *j, size_t n)
     return b;
 }
 
-static void enqueue(tsr_save_job *j, save_item *it)
+static void enqueue(tsr_save_job *j, save_batch *b)
 {
     (void)pthread_mutex_lock(&j->mu);
-    it->ticket = j->tickets++;
-    it->next = NULL;
+    b->ticket = j->tickets++;
+    b->next = NULL;
     if (j->tail != NULL) {
-        j->tail->next = it;
+        j->tail->next = b;
     } else {
-        j->head = it;
+        j->head = b;
     }
-    j->tail = it;
+    j->tail = b;
     (void)pthread_cond_signal(&j->work);
     (void)pthread_mutex_unlock(&j->mu);
+}
+
+static void hand_over(tsr_save_job *j)
+{
+    if (j->gathered != NULL) {
+        enqueue(j, j->gathered);
+        j->gathered = NULL;
+    }
+}
+
+static bool is_small(const tsr_save_job *j, size_t n)
+{
+    return j->o.zeros || n <= j->batch_bytes / 4;
+}
+
+/* Where the next item, of n stored bytes, goes in j->gathered: it becomes part of the batch by counting it. *out
+ * NULL: the failure is on record. */
+static tsr_status gather(tsr_save_job *j, uint32_t file, size_t n, save_item **out, tsr_err *err)
+{
+    bool small = is_small(j, n);
+    save_batch *b = j->gathered;
+    *out = NULL;
+    if (b != NULL &&
+        (!small || b->count == SAVE_BATCH_ITEMS || (b->buf != NULL && n > b->buf->bytes - b->used))) {
+        hand_over(j); /* before waiting for a buffer: this batch's may be the one to wait for */
+        b = NULL;
+    }
+    if (b == NULL) {
+        b = calloc(1, sizeof *b + (small ? SAVE_BATCH_ITEMS : 1) * sizeof *b->items);
+        if (b == NULL) {
+            TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
+        }
+        b->file = file;
+        if (!j->o.zeros) {
+            b->buf = take_buffer(j, small ? j->batch_bytes : n);
+            if (b->buf == NULL) {
+                free(b);
+                return TSR_OK;
+            }
+        }
+        j->gathered = b;
+    }
+    *out = &b->items[b->count];
+    (*out)->data = b->buf != NULL ? b->buf->data + b->used : NULL;
+    return TSR_OK;
 }
 
 static tsr_status feed_slot(tsr_save_job *j, const save_slot *s, tsr_err *err)
 {
     tsr_extent_info x = { 0 };
+    save_item *it;
     size_t n = s->raw_bytes;
     if (j->source.describe != NULL) {
         TSR_TRY(j->source.describe(j->source.payload, s, &x, err));
         n = x.stored_bytes;
     }
-    save_item *it = calloc(1, sizeof *it);
+    TSR_TRY(gather(j, s->file, n, &it, err));
     if (it == NULL) {
-        TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
+        return TSR_OK;
     }
     it->slot = *s;
     it->x = x;
-    if (j->o.zeros) {
-        enqueue(j, it);
-        return TSR_OK;
-    }
-    it->buf = take_buffer(j, n);
-    if (it->buf == NULL) {
-        free(it);
-        return TSR_OK; /* the failure is on record */
-    }
-    tsr_status st;
-    if (j->source.describe != NULL) {
-        st = j->source.stored(j->source.payload, s, &x, it->buf->data, err);
-    } else {
+    if (it->data != NULL && j->source.describe != NULL) {
+        TSR_TRY(j->source.stored(j->source.payload, s, &x, it->data, err));
+    } else if (it->data != NULL) {
         tsr_slot slot = {
             .tensor = s->tensor, .item = s->item, .off = s->item_offset, .bytes = s->payload_bytes
         };
-        st = j->source.fill(j->source.payload, &slot, it->buf->data, err);
+        TSR_TRY(j->source.fill(j->source.payload, &slot, it->data, err));
     }
-    if (st != TSR_OK) {
-        (void)pthread_mutex_lock(&j->mu);
-        j->buffer_used -= it->buf->bytes;
-        (void)pthread_mutex_unlock(&j->mu);
-        free(it->buf);
-        free(it);
-        return st;
+    save_batch *b = j->gathered;
+    size_t aligned = (n + 15) & ~(size_t)15;
+    b->count++;
+    if (b->buf != NULL) {
+        b->used = aligned < b->buf->bytes - b->used ? b->used + aligned : b->buf->bytes;
     }
-    enqueue(j, it);
+    if (!is_small(j, n)) {
+        hand_over(j);
+    }
     return TSR_OK;
 }
 
@@ -381,14 +416,14 @@ static tsr_status feed_file(tsr_save_job *j, uint32_t file, tsr_err *err)
     save_cursor c = { 0 };
     save_slot s;
     bool link = j->plan.files[file].link_from >= 0;
-    save_item *open_item = calloc(1, sizeof *open_item);
-    if (open_item == NULL) {
+    save_batch *opener = calloc(1, sizeof *opener);
+    if (opener == NULL) {
         TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
     }
-    open_item->opens = true;
-    open_item->slot.file = file;
+    opener->opens = true;
+    opener->file = file;
     j->remaining[file] = 1 + (link ? 0 : j->plan.files[file].slot_count);
-    enqueue(j, open_item);
+    enqueue(j, opener);
     while (!link && save_next_slot(&j->plan, file, &c, &s)) {
         if (j->o.progress.cancel != NULL && *j->o.progress.cancel != 0) {
             TSR_FAIL(err, TSR_E_CANCELLED, "%s: stopped%s", j->real,
@@ -403,6 +438,7 @@ static tsr_status feed_file(tsr_save_job *j, uint32_t file, tsr_err *err)
             j->o.progress.report(j->o.progress.payload, "write", done, j->plan.payload_bytes);
         }
     }
+    hand_over(j);
     return TSR_OK;
 }
 
@@ -464,11 +500,15 @@ static void *finish(void *job)
 static void free_job(tsr_save_job **out)
 {
     tsr_save_job *j = *out;
+    if (j->gathered != NULL) { /* a failure while feeding */
+        free(j->gathered->buf);
+        free(j->gathered);
+    }
     while (j->head != NULL) { /* fed after the workers had stopped for a failure */
-        save_item *it = j->head;
-        j->head = it->next;
-        free(it->buf);
-        free(it);
+        save_batch *b = j->head;
+        j->head = b->next;
+        free(b->buf);
+        free(b);
     }
     while (j->spare != NULL) {
         save_buffer *b = j->spare;
@@ -567,6 +607,8 @@ static tsr_status job_start(tsr_save_job **out, const char *path, save_plan *pla
         st = save_buffer_budget(&j->plan, o, snapshot, &j->buffer_limit, &total, err);
     }
     if (st == TSR_OK) {
+        uint64_t share = j->buffer_limit / (2 * (uint64_t)thread_count(o) + 2);
+        j->batch_bytes = share < SAVE_BATCH_BYTES ? (size_t)share : SAVE_BATCH_BYTES;
         st = prepare(j, path, err);
     }
     if (st == TSR_OK) {

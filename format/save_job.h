@@ -15,13 +15,24 @@ typedef struct save_buffer {
 } save_buffer;
 
 typedef struct save_item {
-    struct save_item *next;
-    uint64_t ticket; /* places in files are given in this order */
-    bool opens;      /* opens slot.file; carries no data */
     save_slot slot;
-    save_buffer *buf;  /* NULL for an opener and for zeros */
+    uint8_t *data;     /* in its batch's buffer; NULL for zeros */
     tsr_extent_info x; /* stored mode */
 } save_item;
+
+/* What a worker takes at a time: one large chunk, or neighbours of one file that are small. Workers take their turns
+ * by the batch: a turn may cost a sleep and a wake-up, which is more than a small chunk is worth. */
+#define SAVE_BATCH_ITEMS 64
+#define SAVE_BATCH_BYTES ((size_t)256 << 10)
+typedef struct save_batch {
+    struct save_batch *next;
+    uint64_t ticket; /* places in files are given in this order */
+    uint32_t file, count;
+    bool opens;       /* opens the file; carries no items */
+    save_buffer *buf; /* NULL for an opener and for zeros */
+    size_t used;
+    save_item items[];
+} save_batch;
 
 struct tsr_save_job {
     save_plan plan;
@@ -38,8 +49,10 @@ struct tsr_save_job {
     uint8_t *same; /* per extent: the parent's bytes are equal and not written yet */
 
     pthread_mutex_t mu;
-    pthread_cond_t room, work, turn; /* a buffer is free; an item waits; the ticket moved on */
-    save_item *head, *tail;
+    pthread_cond_t room, work, turn; /* a buffer is free; a batch waits; the ticket moved on */
+    save_batch *head, *tail;
+    save_batch *gathered; /* the feeder's own until it is handed over; NULL */
+    size_t batch_bytes;   /* of a batch of small items */
     save_buffer *spare;
     uint64_t buffer_used, buffer_limit, next_ticket, tickets;
     save_shard **shards; /* per file, while it is open */

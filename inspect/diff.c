@@ -10,6 +10,7 @@
 
 #define PIECE ((size_t)1 << 20) /* bytes of each side at a time; a multiple of every element size */
 #define NAME_ROOM 4400
+#define FAMILY_ROOM 128
 
 typedef struct differ {
     const tsr_view *a, *b;
@@ -257,6 +258,10 @@ static tsr_status compare_all(differ *d, tsr_err *err)
         }
     }
     const tsr_source *s = d->a->source, *t = d->b->source;
+    char family_a[FAMILY_ROOM], family_b[FAMILY_ROOM];
+    d->out->arch_differs = tsr_view_family(d->a, family_a, sizeof family_a) &&
+                           tsr_view_family(d->b, family_b, sizeof family_b) &&
+                           strcmp(family_a, family_b) != 0;
     d->out->config_differs = s->config_json != NULL && t->config_json != NULL &&
                              (s->config_bytes != t->config_bytes ||
                               memcmp(s->config_json, t->config_json, s->config_bytes) != 0);

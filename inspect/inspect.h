@@ -42,7 +42,8 @@ typedef struct tsr_diff_opts {
 typedef struct tsr_diff_summary {
     uint64_t compared, equal, different, only_a, only_b;
     uint64_t bytes;
-    bool arch_differs, config_differs;
+    bool arch_differs;   /* both sides name a model family (tsr_view_family), and not the same one */
+    bool config_differs; /* both sides have a config.json, and not the same bytes */
 } tsr_diff_summary;
 /* Every tensor of a and b by canonical name. fn gets a row for each difference. TSR_OK also when they differ. */
 TSR_NODISCARD tsr_status tsr_inspect_diff(const tsr_view *a, const tsr_view *b, const tsr_diff_opts *o,
@@ -70,7 +71,7 @@ TSR_NODISCARD tsr_status tsr_inspect_cat(const tsr_view *v, int64_t item, const 
 /* ---- scan ------------------------------------------------------------------------------------------------------------ */
 
 /* NaN scale codes (255): each makes 32 NaN values. fn is told per tensor and row. Covers E8M0 tensors and raw pairs
- * X.weight_packed / X.weight_scale. */
+ * X.weight_packed / X.weight_scale; a U8 X.weight_scale without its U8 X.weight_packed is no scale tensor. */
 TSR_NODISCARD tsr_status tsr_inspect_scan_scales(const tsr_view *v,
                                                  void (*fn)(void *payload, const char *tensor, int64_t row,
                                                             int64_t nan_values),

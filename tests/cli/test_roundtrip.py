@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from tsrtest import Case, TESSERA, TINY, f32, main, st, st_load, tree, write
+from tsrtest import Case, TESSERA, TINY, f32, main, run, st, st_load, tree, write
 
 
 def source_files(path):
@@ -47,6 +47,22 @@ class RealLayout(Case):
         self.ok('reshard', self.path('c.tar'), self.path('r'), '--experts', '2')
         self.ok('diff', self.src, self.path('r'))
         self.ok('verify', '--deep', self.path('r'))
+
+    def test_families_differ(self):
+        self.ok('convert', self.src, self.path('c'))
+        shutil.copytree(self.src, self.path('linear'))
+        config = self.path('linear', 'config.json')
+        with open(config) as f:
+            text = f.read()
+        write(config, text.replace('"kimi_k3"', '"kimi_linear"', 1))
+        r = run('diff', self.path('c'), self.path('linear'), '--json')
+        self.assertEqual(r.code, 1, repr(r))
+        self.assertTrue(r.json()['arch_differs'])
+        self.assertIn('arch: differs', run('diff', self.path('c'), self.path('linear')).text)
+        r = run('diff', self.path('c'), self.path('linear'), '*final_norm*', '--json')
+        self.assertFalse(r.json()['arch_differs'], 'of no interest with a glob')
+        r = run('diff', self.path('c'), self.path('linear'), '--arch', 'kimi-k3', '--json')
+        self.assertFalse(r.json()['arch_differs'], repr(r))
 
     def test_tar_through_pipes(self):
         self.ok('convert', self.src, self.path('c'))

@@ -444,6 +444,47 @@ static void test_checkpoints(void **state)
     test_dir_remove(dir);
 }
 
+/* A checkpoint's manifest names its family; raw and canonical ones have none. */
+static void test_families(void **state)
+{
+    (void)state;
+    static const char *const arch[] = { "kimi-k3", "kimi-linear", "canonical", "raw" };
+    char *dir = test_dir("inspect"), path[500], family[16];
+    bag *tensors = bag_make(5, 3, 1, 2, 300);
+    touched t = { .b = tensors, .at = UINT64_MAX };
+    tsr_view v[5];
+    rows k;
+    for (size_t i = 0; i < 5; i++) {
+        (void)snprintf(path, sizeof path, "%s/%zu", dir, i);
+        save_and_open(path, &t, &(tsr_save_opts){ .arch = arch[i % 4] }, &v[i]);
+        assert_int_equal(tsr_view_family(&v[i], family, sizeof family), i % 4 < 2);
+        assert_true(i % 4 >= 2 || strcmp(family, arch[i % 4]) == 0);
+        assert_false(tsr_view_family(&v[i], family, 7)); /* "kimi-k3" has eight with its end */
+    }
+    for (size_t i = 0; i < 5; i++) {
+        for (size_t j = 0; j < 5; j++) { /* 0 and 4 are the same family */
+            tsr_diff_summary s = diff(&v[i], &v[j], &(tsr_diff_opts){ 0 }, &k);
+            assert_int_equal(s.arch_differs, i % 4 < 2 && j % 4 < 2 && i % 4 != j % 4);
+        }
+    }
+    memory m;
+    memory_init(&m);
+    memory_put1(&m, "w", TSR_DT_U8, "", 1);
+    (void)memory_view(&m);
+    assert_false(diff(&m.view, &v[0], &(tsr_diff_opts){ 0 }, &k).arch_differs);
+    m.view.map->layout = tsr_layout_find("kimi-linear"); /* as --arch would have it */
+    assert_false(tsr_view_family(&m.view, family, 11));
+    assert_true(diff(&m.view, &v[0], &(tsr_diff_opts){ 0 }, &k).arch_differs);
+    assert_true(diff(&v[4], &m.view, &(tsr_diff_opts){ 0 }, &k).arch_differs);
+    assert_false(diff(&m.view, &v[1], &(tsr_diff_opts){ 0 }, &k).arch_differs);
+    memory_done(&m);
+    for (size_t i = 0; i < 5; i++) {
+        tsr_view_close(&v[i]);
+    }
+    bag_free(tensors);
+    test_dir_remove(dir);
+}
+
 /* ---- scan ---------------------------------------------------------------------------------------------- */
 
 typedef struct told {
@@ -511,6 +552,29 @@ static void test_scan(void **state)
     free(s);
 }
 
+/* A name alone makes no scales: the codes must be there. */
+static void test_scan_wants_pairs(void **state)
+{
+    (void)state;
+    static const uint8_t s[4] = { 255, 0, 0, 0 };
+    static const char *const partner[] = { "p.weight_packed", "p.weight", "weight_packed", "q.weight_packed",
+                                           "p.weight_packed.x" };
+    for (size_t i = 0; i < 7; i++) {
+        told t = { 0 };
+        memory m;
+        tsr_err err;
+        memory_init(&m);
+        memory_put1(&m, "p.weight_scale", TSR_DT_U8, s, 4);
+        if (i < 6) {
+            memory_put1(&m, partner[i % 5], i < 5 ? TSR_DT_U8 : TSR_DT_F32, s, 1);
+        }
+        CHECK_OK(tsr_inspect_scan_scales(memory_view(&m), on_nan, &t, &err));
+        assert_int_equal(t.count, i == 0);
+        assert_true(i != 0 || (strcmp(t.names[0], "p.weight_scale") == 0 && t.values[0] == 32));
+        memory_done(&m);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -521,7 +585,9 @@ int main(void)
         cmocka_unit_test(test_steps_between_values),
         cmocka_unit_test(test_selection_progress_and_stopping),
         cmocka_unit_test(test_checkpoints),
+        cmocka_unit_test(test_families),
         cmocka_unit_test(test_scan),
+        cmocka_unit_test(test_scan_wants_pairs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
