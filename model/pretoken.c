@@ -40,7 +40,7 @@ static const char k3_tiktoken[] =
     "|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}&&[^\\p{Han}]]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}&&["
     "^"
     "\\p{Han}]]+" CONTRACTION "|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}&&[^\\p{Han}]]+[\\p{"
-                              "Ll}\\p{Lm}\\p{Lo}\\p{M}&&[^"
+    "Ll}\\p{Lm}\\p{Lo}\\p{M}&&[^"
     "\\p{Han}]]*" CONTRACTION "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
 struct pretoken {
@@ -184,7 +184,7 @@ static tsr_status next_match(pretoken_run *r, const uint8_t *text, size_t n, siz
         TSR_FAIL(err, TSR_E_LIMIT, "pattern: a piece of text after %zu of %zu bytes: %s", from, n, why);
     }
     const size_t *found = pcre2_get_ovector_pointer(r->match);
-    if (found[0] < from || found[1] <= found[0]) { /* \K inside a lookaround can do that */
+    if (found[0] < from || found[1] <= found[0]) { /* older versions let \K inside a lookaround do that */
         TSR_FAIL(err, TSR_E_UNSUPPORTED, "pattern: matches backwards (is there a \\K in it?)");
     }
     *start = found[0], *end = found[1];
