@@ -5,7 +5,7 @@ import re
 import sys
 
 PUBLIC = {'format/base.h', 'format/format.h', 'format/layout.h', 'kernels/kernels.h', 'kernels/numeric.h', 'model/spec.h',
-          'model/model.h', 'model/tokenizer.h', 'model/sampler.h', 'model/generate.h', 'convert/convert.h', 'inspect/inspect.h'}
+          'model/model.h', 'model/tokenizer.h', 'model/sampler.h', 'model/generate.h', 'model/evaluate.h', 'convert/convert.h', 'inspect/inspect.h'}
 # format/io.h is the one door to raw file I/O: convert/ goes through it too, so that faults can be injected there.
 MAY = {
     'format': set(),
