@@ -86,7 +86,8 @@ static tsr_status windows(evaluation *e)
             at += n - bos;
             bos = false;
             if (p != NULL && p->report != NULL) {
-                p->report(p->payload, "eval", (uint64_t)at, (uint64_t)o->count);
+                p->report(p->payload, "eval", (uint64_t)at * sizeof *o->ids,
+                          (uint64_t)o->count * sizeof *o->ids);
             }
         }
     }

@@ -21,7 +21,7 @@ typedef struct tsr_evaluate_opts {
     /* Logits of each chunk, host [rows][vocab]; NULL. */
     tsr_status (*logits)(void *payload, const float *logits, int64_t rows, tsr_err *err);
     void *logits_payload;
-    const tsr_progress *progress; /* done and total in tokens; NULL */
+    const tsr_progress *progress; /* done and total in bytes of ids; NULL */
 } tsr_evaluate_opts;
 
 typedef struct tsr_evaluate_result {
