@@ -53,6 +53,9 @@ typedef struct tsr_source_ops {
     /* A whole asset whose path and data are NULL; malloc'ed. NULL where every asset has one of them. */
     tsr_status (*read_asset)(tsr_source *s, int64_t asset, char **out, tsr_err *err);
     void (*close)(tsr_source *s);
+    /* Bytes [off, off+n) of a file as they lie there, where tensors' offsets mean something: several neighbours in one
+     * read. Thread-safe. NULL: the format has no such thing. */
+    tsr_status (*read_range)(tsr_source *s, uint32_t file, uint64_t off, void *dst, size_t n, tsr_err *err);
 } tsr_source_ops;
 
 struct tsr_source {

@@ -491,6 +491,14 @@ static tsr_status st_read(tsr_source *pub, int64_t i, uint64_t off, void *dst, s
     return tsr_io_pread(s->parts[t->file].io, dst, n, t->offset + off, err);
 }
 
+static tsr_status st_read_range(tsr_source *pub, uint32_t file, uint64_t off, void *dst, size_t n,
+                                tsr_err *err)
+{
+    const st_source *s = (const st_source *)(const void *)pub;
+    TSR_ASSERT(file < s->part_count);
+    return tsr_io_pread(s->parts[file].io, dst, n, off, err);
+}
+
 static bool folder_has(const char *path, const char *tail)
 {
     tsr_source_opts o = { 0 };
@@ -521,7 +529,8 @@ const tsr_source_ops tsr_source_safetensors = { .name = "safetensors",
                                                 .bid = st_bid,
                                                 .open = st_open,
                                                 .read = st_read,
-                                                .close = st_close };
+                                                .close = st_close,
+                                                .read_range = st_read_range };
 
 tsr_status st_source_headers(tsr_source *pub, uint8_t **out, uint64_t *bytes, tsr_err *err)
 {

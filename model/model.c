@@ -104,6 +104,9 @@ tsr_status tsr_model_plan(tsr_plan *out, const tsr_spec *spec, const tsr_weight_
 /* A device backend without a kernel that the model needs is refused before anything is loaded. */
 static tsr_status check_ops(const tsr_backend *b, tsr_err *err)
 {
+    if (b->host) {
+        return TSR_OK; /* the reference is under every slot */
+    }
 #define TSR_OP(op, cpu, simd, cuda)                                                                          \
     if (b->k.op == NULL) {                                                                                   \
         TSR_FAIL(err, TSR_E_UNSUPPORTED, "backend %s: has no kernel for " #op " (use auto)", b->name);       \

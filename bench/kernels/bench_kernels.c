@@ -137,7 +137,7 @@ static void measure_limits(tsr_backend *be)
 }
 
 static void (*const benches[])(bk *) = {
-#define TSR_OP(op, cpu, simd, cuda) TSR_OR_NULL_##cpu(bk_##op),
+#define TSR_OP(op, cpu, simd, cuda) bk_##op,
 #include "kernels/ops.def"
 #undef TSR_OP
 };

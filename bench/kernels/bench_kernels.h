@@ -27,7 +27,7 @@ void bk_time(bk *b, const char *what, double flops, double bytes, void (*fn)(bk 
     }
 #define BK_TIME(b, op, what, flops, bytes, args) bk_time(b, what, flops, bytes, run_##op, args)
 
-#define TSR_OP(op, cpu, simd, cuda) TSR_IF_##cpu(void bk_##op(bk *b);)
+#define TSR_OP(op, cpu, simd, cuda) void bk_##op(bk *b) __attribute__((weak));
 #include "kernels/ops.def"
 #undef TSR_OP
 

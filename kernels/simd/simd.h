@@ -201,4 +201,10 @@ static inline vf v_tanh(vf x)
     return v_less(a, v_set1(0.625f), small, big);
 }
 
+/* Loops over a row of d elements by vectors: `at` is where, `lanes` how many are left of the vector; LOAD and STORE touch
+ * no more than those. */
+#define EACH(d) for (int64_t at = 0, lanes; at < (d) && (lanes = (d)-at < VL ? (d)-at : VL, true); at += VL)
+#define LOAD(p) (lanes == VL ? v_load((p) + at) : v_load_n((p) + at, lanes))
+#define STORE(p, v) (lanes == VL ? v_store((p) + at, v) : v_store_n((p) + at, v, lanes))
+
 #endif
