@@ -73,6 +73,29 @@ static inline vf v_bf16(const uint16_t *p)
     return _mm512_castsi512_ps(
         _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p)), 16));
 }
+static inline vi vi_load(const int32_t *p)
+{
+    return _mm512_loadu_si512(p);
+}
+static inline void vi_store(int32_t *p, vi v)
+{
+    _mm512_storeu_si512(p, v);
+}
+static inline vi vi_set1(int32_t x)
+{
+    return _mm512_set1_epi32(x);
+}
+static inline unsigned vi_more(vi a, vi b) /* bit i: a > b in lane i */
+{
+    return _mm512_cmpgt_epi32_mask(a, b);
+}
+/* Whole numbers in the order of the floats: -0 is 0, NaN comes below everything. */
+static inline vi v_key(vf x)
+{
+    vi u = _mm512_castps_si512(_mm512_add_ps(x, _mm512_setzero_ps()));
+    u = _mm512_xor_si512(u, _mm512_srli_epi32(_mm512_srai_epi32(u, 31), 1));
+    return _mm512_mask_mov_epi32(u, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), _mm512_set1_epi32(INT32_MIN));
+}
 /* Adds the lanes in a fixed order. */
 static inline float v_sum(vf v)
 {
@@ -148,6 +171,29 @@ static inline vf v_bf16(const uint16_t *p)
 {
     return _mm256_castsi256_ps(
         _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)), 16));
+}
+static inline vi vi_load(const int32_t *p)
+{
+    return _mm256_loadu_si256((const __m256i *)(const void *)p);
+}
+static inline void vi_store(int32_t *p, vi v)
+{
+    _mm256_storeu_si256((__m256i *)(void *)p, v);
+}
+static inline vi vi_set1(int32_t x)
+{
+    return _mm256_set1_epi32(x);
+}
+static inline unsigned vi_more(vi a, vi b)
+{
+    return (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(a, b)));
+}
+static inline vi v_key(vf x)
+{
+    vi u = _mm256_castps_si256(_mm256_add_ps(x, _mm256_setzero_ps()));
+    u = _mm256_xor_si256(u, _mm256_srli_epi32(_mm256_srai_epi32(u, 31), 1));
+    vi nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    return _mm256_blendv_epi8(u, _mm256_set1_epi32(INT32_MIN), nan);
 }
 static inline float v_sum(vf v)
 {
