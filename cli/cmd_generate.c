@@ -350,8 +350,8 @@ static void print_part(const char *what, const job *j, const tsr_generate_part *
 static void print_stats(job *j)
 {
     tsr_meter_clear(&j->cli->meter);
-    print_part("prompt", j, &j->result.prefill);
-    print_part("made", j, &j->result.decode);
+    print_part("prefill", j, &j->result.prefill);
+    print_part("decode", j, &j->result.decode);
     if (j->result.tokens > 0) {
         (void)fprintf(stderr, "first token after %.3f s; ended by: %s\n",
                       (double)j->result.first_token_ns * 1e-9, tsr_stop_name(j->result.stop));

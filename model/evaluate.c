@@ -23,10 +23,13 @@ static uint64_t now(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* Of the ids that the chunk predicts: the first is number `at`. */
+/* Of the ids that the chunk predicts: its first token predicts number `at`. */
 static tsr_status add_up(evaluation *e, int64_t at, int64_t n)
 {
-    for (int64_t i = 0; i < n && at + i < e->o->count; i++) {
+    for (int64_t i = 0; i < n; i++) {
+        if (e->targets[i] < 0) {
+            continue;
+        }
         if (!isfinite(e->logprob[i])) {
             TSR_FAIL(
                 e->err, TSR_E_NUMERIC,
@@ -50,7 +53,8 @@ static tsr_status run_chunk(evaluation *e, int64_t at, int64_t n, bool bos)
     for (int64_t i = 0; i < n; i++) {
         int64_t id = at + i - bos;
         e->ids[i] = id < at ? o->bos : o->ids[id];
-        e->targets[i] = id + 1 < o->count ? o->ids[id + 1] : -1;
+        bool again = id < at && at > 0; /* the window before has predicted it */
+        e->targets[i] = id + 1 < o->count && !again ? o->ids[id + 1] : -1;
     }
     tsr_forward_args a = { .ids = e->ids,
                            .n = n,
