@@ -215,7 +215,8 @@ static tsr_status write_table(tsr_experts *x, int32_t layer, bool all, tsr_err *
         int32_t i = *where_of(x, layer, e);
         const slot *s = i >= 0 && (all || x->slots[i].leased) ? &x->slots[i] : NULL;
         bool differs = false;
-        for (int p = 0; p < (s != NULL || rows[e] != NULL ? TSR_PART_COUNT : 0); p++) {
+        int parts = s != NULL || rows[e] != NULL ? TSR_PART_COUNT : 0; /* most are neither there nor were */
+        for (int p = 0; p < parts; p++) {
             const void *want = s != NULL ? s->part[p] : NULL, **have = &rows[p * (int64_t)x->experts + e];
             differs = differs || *have != want;
             *have = want;
@@ -338,7 +339,11 @@ static void settle(tsr_experts *x, int32_t layer, int32_t misses)
     x->stats.misses += (uint64_t)misses;
     x->stats.hits += (uint64_t)(x->leased_count - misses);
     for (int32_t k = 0; k < x->leased_count; k++) {
-        slot *s = &x->slots[*where_of(x, layer, x->leased[k])];
+        int32_t i = *where_of(x, layer, x->leased[k]);
+        slot *s = &x->slots[i];
+        list_remove(x, &x->lru,
+                    i); /* in the order asked for, whichever was read first: what is evicted later on */
+        list_push(x, &x->lru, i); /* does not depend on threads */
         x->stats.prefetch_used += s->unused;
         s->unused = false;
         s->step = x->layers[layer].step;

@@ -257,6 +257,9 @@ static void serve(tsr_experts *x, int32_t i)
         note_failure(x, s, st,
                      &err); /* what nobody waits for is forgotten, and read again when it is wanted */
         slot_drop(x, i);
+        if (x->failure != TSR_OK) {
+            drop_queued(x); /* whoever waits for them has failed */
+        }
         return;
     }
     memcpy((void *)s->part, part, sizeof part);
