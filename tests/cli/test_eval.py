@@ -101,7 +101,7 @@ class Formats(EvalCase):
         os.makedirs(self.path('run'))
         shutil.copytree(self.path('raw'), self.path('run', 'step-00000005'))
         places = ['hf', 'raw', 'z', 'r', 'z.tar', 'r.tar', 'back', 'run']
-        for args in (['--prefill-chunk', '5'], ['--expert-cache', '60KiB', '--prefill-chunk', '2']):
+        for args in (['--prefill-chunk', '5'], ['--expert-cache', '100KiB', '--prefill-chunk', '2']):
             want = self.trace(self.src, *args)
             for p in places:
                 self.assertEqual(self.trace(self.path(p), *args), want, p)
