@@ -4,7 +4,7 @@ import os
 import re
 import sys
 
-PUBLIC = {'format/base.h', 'format/format.h', 'format/layout.h', 'kernels/kernels.h', 'kernels/numeric.h', 'model/spec.h',
+PUBLIC = {'format/base.h', 'format/format.h', 'format/layout.h', 'kernels/kernels.h', 'kernels/numeric.h', 'kernels/ops.def', 'model/spec.h',
           'model/model.h', 'model/experts.h', 'model/source.h', 'model/tokenizer.h', 'model/sampler.h', 'model/generate.h', 'model/evaluate.h',
           'convert/convert.h', 'convert/weights.h', 'inspect/inspect.h'}
 # format/io.h is the one door to raw file I/O: convert/ goes through it too, so that faults can be injected there.
