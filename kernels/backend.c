@@ -4,6 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Kernels may call CBLAS from every thread of the pool: it must not start threads of its own. Other libraries than
+ * OpenBLAS have no such function. */
+extern void openblas_set_num_threads(int n) __attribute__((weak));
+
 const char *const tsr_backend_names[] = {
 #ifdef TSR_HAVE_SIMD
     "avx512",
@@ -145,6 +149,9 @@ tsr_status tsr_backend_open(tsr_backend **out, const char *wanted, int threads, 
         return st;
     }
     b->threads = tsr_workers(b->queue);
+    if (openblas_set_num_threads != NULL) {
+        openblas_set_num_threads(1);
+    }
     *out = b;
     return TSR_OK;
 }

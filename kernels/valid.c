@@ -168,25 +168,25 @@ bool tsr_gemm_nn_valid(const tsr_gemm_nn_args *a)
 
 bool tsr_gemm_tn_valid(const tsr_gemm_tn_args *a)
 {
-    return a->n >= 0 && (a->dw && (a->m == 0 || (a->dy && a->x)) && a->n > 0 && a->k > 0 &&
+    return a->m >= 0 && (a->dw && (a->m == 0 || (a->dy && a->x)) && a->n > 0 && a->k > 0 &&
                          stride(a->dy_stride, a->n) && stride(a->x_stride, a->k));
 }
 
 bool tsr_ggemm_nt_valid(const tsr_ggemm_nt_args *a)
 {
-    return a->n >= 0 && (a->m == 0 || (a->y && a->x)) && a->offset && a->data && a->e_count > 0 && a->n > 0 &&
+    return a->m >= 0 && (a->m == 0 || (a->y && a->x)) && a->offset && a->data && a->e_count > 0 && a->n > 0 &&
            a->k > 0 && format(a->dtype, a->k, a->scale != NULL);
 }
 
 bool tsr_ggemm_nn_valid(const tsr_ggemm_nn_args *a)
 {
-    return a->n >= 0 && (a->m == 0 || (a->dx && a->dy)) && a->offset && a->data && a->e_count > 0 &&
+    return a->m >= 0 && (a->m == 0 || (a->dx && a->dy)) && a->offset && a->data && a->e_count > 0 &&
            a->n > 0 && a->k > 0 && format(a->dtype, a->k, a->scale != NULL);
 }
 
 bool tsr_ggemm_tn_valid(const tsr_ggemm_tn_args *a)
 {
-    return a->n >= 0 &&
+    return a->m >= 0 &&
            (a->dw && a->offset && (a->m == 0 || (a->dy && a->x)) && a->e_count > 0 && a->n > 0 && a->k > 0);
 }
 

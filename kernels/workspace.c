@@ -14,12 +14,12 @@ size_t tsr_kda_bwd_workspace(const tsr_kda_bwd_args *a)
     return 0;
 }
 
-/* The matrix twice, x x^T and its square, in f64. */
+/* The matrix, x x^T and its square, and a column, in f64; the fast kernels use less. */
 size_t tsr_muon_workspace(const tsr_muon_args *a)
 {
     size_t low = (size_t)(a->rows < a->cols ? a->rows : a->cols),
            high = (size_t)(a->rows < a->cols ? a->cols : a->rows);
-    return (2 * low * high + 2 * low * low) * sizeof(double);
+    return (low * high + 2 * low * low + low) * sizeof(double);
 }
 
 /* alpha, and one row or column to select from. */

@@ -159,8 +159,9 @@ void bk_ggemm_nt(bk *b)
     one_ggemm(b, false, TSR_DT_MXFP4, 32, 64, 448, 512);
     one_ggemm(b, false, TSR_DT_MXFP4, 32, 64, 512, 448);
     one_ggemm(b, false, TSR_DT_BF16, 32, 64, 448, 512);
-    one_ggemm(b, false, TSR_DT_MXFP4, 32, 12, 448, 512);
-    one_ggemm(b, false, TSR_DT_MXFP4, 32, 4, 448, 512);
+    for (int64_t each = 4; each <= 32; each += 4) {
+        one_ggemm(b, false, TSR_DT_MXFP4, 32, each, 448, 512);
+    }
     one_ggemm(b, false, TSR_DT_MXFP4, 8, 1, 448, 512);
     one_ggemm(b, false, TSR_DT_MXFP4, 16, 1, 448, 512);
     one_ggemm(b, false, TSR_DT_MXFP4, 16, 1, 3072, 3584);

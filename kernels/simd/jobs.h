@@ -22,7 +22,8 @@ typedef struct jobs {
     bool accumulate;
     job *list;
     int64_t count, pieces;
-    float *room; /* for packed */
+    int64_t block; /* rows or columns of a weight in one piece */
+    float *room;   /* for packed */
     int64_t room_used, room_floats;
 } jobs;
 

@@ -7,9 +7,13 @@
 #include "kernels/simd/jobs.h"
 
 #define FEW 8
-#define ROUND_FLOATS (2 << 20) /* packed, then used, while the cache still holds them */
+#define TWICE_FEW 12 /* so many rows are done in two halves, if x then fits the first level of the cache */
+#define TWICE_K 1024
+#define ROUND_FLOATS (1 << 20) /* packed, then used, while the cache still holds them */
 #define PACK_ALONE (1 << 15)
-#define BLOCK_N 24 /* rows of a weight in one piece: a multiple of TILE_ROWS and of 4 */
+#define BLOCK_N 48 /* rows of a weight in one piece: a multiple of TILE_ROWS and of a line of the cache ... */
+#define SMALL_BLOCK_N 24 /* ... or less when there are few pieces */
+#define MANY_PIECES 64
 
 ALWAYS void put(float *y, float sum, bool add)
 {
@@ -84,11 +88,17 @@ ALWAYS void few_plain(const tsr_dtype dtype, const int rows, const int at, const
     }
 }
 
+/* A row of x in stored order, with zeros at its end; no power of two, for the cache's sake. */
+static int64_t few_length(int64_t k)
+{
+    return round_up(k, GROUP) + VL;
+}
+
 /* One row of the weight: memory is read in one stream, which the processor foresees best. */
 ALWAYS void few_mxfp4(const int rows, const jobs *p, const job *j, int64_t r)
 {
     const char *w = j->w + r * (p->k / 2), *scale = j->scale + r * (p->k / 32);
-    int64_t length = round_up(p->k, GROUP);
+    int64_t length = few_length(p->k);
     vf sum[8];
 #pragma GCC unroll 8
     for (int m = 0; m < rows; m++) {
@@ -247,12 +257,12 @@ static void pack_panel(const jobs *p, const job *j, int64_t row0, float *panel)
 /* Few rows: each in stored order, the last group filled up with zeros. */
 static void pack_rows(const jobs *p, const job *j)
 {
-    int64_t length = round_up(p->k, GROUP);
+    int64_t length = few_length(p->k);
     for (int64_t r = 0; r < j->rows; r++) {
         const float *x = j->x + r * j->x_stride;
         float *to = j->packed + r * length;
         if (p->k % GROUP != 0) {
-            memset(to + length - GROUP, 0, GROUP * sizeof *to);
+            memset(to + p->k / GROUP * GROUP, 0, GROUP * sizeof *to);
         }
         for (int64_t c = 0; c < p->k; c += 32) {
             float *group = to + c / GROUP * GROUP + c % GROUP / 8;
@@ -316,7 +326,7 @@ static void foresee(const char *w, int64_t rows, int64_t bytes, int64_t from, in
 static void many_piece(const jobs *p, const job *j, int64_t n0, void *scratch)
 {
     float *a = scratch, *sums = a + TILE_ROWS * TILE_A_STRIDE;
-    int64_t lanes = panels(j->rows) * TILE_LANES, count = at_most(p->n - n0, BLOCK_N);
+    int64_t lanes = panels(j->rows) * TILE_LANES, count = at_most(p->n - n0, p->block);
     int64_t bytes = row_bytes(p->dtype, p->k);
     for (int64_t t = 0; t < p->k; t += TILE_T) {
         int64_t steps = at_most(p->k - t, TILE_T);
@@ -345,7 +355,7 @@ static void nt_piece(void *payload, int64_t i, int worker)
         int64_t block = few_block(p), r = (i - j->first) * block;
         few_kernel(p->dtype, j->rows)(p, j, r, at_most(r + block, p->n));
     } else {
-        many_piece(p, j, (i - j->first) * BLOCK_N, tsr_scratch(p->q, worker));
+        many_piece(p, j, (i - j->first) * p->block, tsr_scratch(p->q, worker));
     }
 }
 
@@ -353,9 +363,10 @@ static void nt_run(jobs *p)
 {
     int64_t packs = 0;
     p->pieces = 0;
+    p->block = p->count * p->n < MANY_PIECES * BLOCK_N ? SMALL_BLOCK_N : BLOCK_N;
     for (int64_t i = 0; i < p->count; i++) {
         job *j = &p->list[i];
-        int64_t block = j->rows <= FEW ? few_block(p) : BLOCK_N;
+        int64_t block = j->rows <= FEW ? few_block(p) : p->block;
         j->first = p->pieces;
         p->pieces += (p->n + block - 1) / block;
         packs += j->packed != NULL ? panels(j->rows) : 0;
@@ -370,9 +381,12 @@ static void nt_run(jobs *p)
 
 static void nt_add(jobs *p, job all)
 {
-    int64_t length = round_up(p->k, GROUP);
+    int64_t length = few_length(p->k);
     int64_t most = at_most(ROWS_MAX, p->room_floats / length / TILE_LANES * TILE_LANES);
     TSR_ASSERT(most > 0);
+    if (all.rows > FEW && all.rows <= TWICE_FEW && p->k <= TWICE_K) {
+        most = (all.rows + 1) / 2;
+    }
     for (int64_t r = 0; r < all.rows; r += most) {
         job one = all;
         one.rows = at_most(all.rows - r, most);

@@ -138,19 +138,6 @@ static void few_piece(const jobs *p, const job *j, int64_t c, int64_t end)
 
 /* ---- more rows ----------------------------------------------------------------------------------------------------- */
 
-/* What the chunk of rows of W from t on will need, in as many parts as dx has rows: parts [part, end). */
-static void foresee(const jobs *p, const job *j, int64_t t, int64_t c, int64_t columns, int64_t part,
-                    int64_t end)
-{
-    int64_t rows = at_most(p->n - t, TILE_T), bytes = row_bytes(p->dtype, p->k);
-    int64_t from = row_bytes(p->dtype, c), to = row_bytes(p->dtype, c + columns);
-    for (int64_t r = rows * part / j->rows; r < rows * end / j->rows; r++) {
-        for (int64_t i = from; i < to; i += 64) {
-            _mm_prefetch(j->w + (t + r) * bytes + i, _MM_HINT_T1);
-        }
-    }
-}
-
 /* dx[rows][c ...] = dy W. */
 static void nn_piece(void *payload, int64_t i, int worker)
 {
@@ -170,9 +157,6 @@ static void nn_piece(void *payload, int64_t i, int worker)
         for (int64_t r = 0; r < j->rows;) {
             bool half = j->rows - r <= TILE_ROWS / 2;
             int64_t rows = at_most(j->rows - r, TILE_ROWS);
-            if (t + TILE_T < p->n) {
-                foresee(p, j, t + TILE_T, c, columns, r, r + rows);
-            }
             for (int64_t s = 0; s < rows; s++) {
                 memcpy(a + s * TILE_A_STRIDE, j->x + (r + s) * j->x_stride + t, (size_t)steps * sizeof *a);
             }

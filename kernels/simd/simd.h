@@ -104,6 +104,33 @@ static inline float v_sum(vf v)
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
+/* to[j * ldt + i] = from[i * ldf + j] for a square of VL. */
+static inline void v_transpose(float *to, int64_t ldt, const float *from, int64_t ldf)
+{
+    __m512 r[16], s[16];
+    for (int i = 0; i < 16; i += 4) { /* squares of four inside each 128 bits */
+        __m512 a = v_load(from + i * ldf), b = v_load(from + (i + 1) * ldf);
+        __m512 c = v_load(from + (i + 2) * ldf), d = v_load(from + (i + 3) * ldf);
+        __m512 lo = _mm512_unpacklo_ps(a, b), hi = _mm512_unpackhi_ps(a, b);
+        __m512 lo2 = _mm512_unpacklo_ps(c, d), hi2 = _mm512_unpackhi_ps(c, d);
+        r[i] = _mm512_shuffle_ps(lo, lo2, 0x44);
+        r[i + 1] = _mm512_shuffle_ps(lo, lo2, 0xee);
+        r[i + 2] = _mm512_shuffle_ps(hi, hi2, 0x44);
+        r[i + 3] = _mm512_shuffle_ps(hi, hi2, 0xee);
+    }
+    for (int i = 0; i < 4; i++) { /* then the four by four of those */
+        s[i] = _mm512_shuffle_f32x4(r[i], r[4 + i], 0x44);
+        s[4 + i] = _mm512_shuffle_f32x4(r[i], r[4 + i], 0xee);
+        s[8 + i] = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0x44);
+        s[12 + i] = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        v_store(to + i * ldt, _mm512_shuffle_f32x4(s[i], s[8 + i], 0x88));
+        v_store(to + (4 + i) * ldt, _mm512_shuffle_f32x4(s[i], s[8 + i], 0xdd));
+        v_store(to + (8 + i) * ldt, _mm512_shuffle_f32x4(s[4 + i], s[12 + i], 0x88));
+        v_store(to + (12 + i) * ldt, _mm512_shuffle_f32x4(s[4 + i], s[12 + i], 0xdd));
+    }
+}
 #else
 #define TSR_SIMD(op) tsr_avx2_##op
 #define VL 8
@@ -200,6 +227,25 @@ static inline float v_sum(vf v)
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+/* to[j * ldt + i] = from[i * ldf + j] for a square of VL. */
+static inline void v_transpose(float *to, int64_t ldt, const float *from, int64_t ldf)
+{
+    __m256 r[8];
+    for (int i = 0; i < 8; i += 4) {
+        __m256 a = v_load(from + i * ldf), b = v_load(from + (i + 1) * ldf);
+        __m256 c = v_load(from + (i + 2) * ldf), d = v_load(from + (i + 3) * ldf);
+        __m256 lo = _mm256_unpacklo_ps(a, b), hi = _mm256_unpackhi_ps(a, b);
+        __m256 lo2 = _mm256_unpacklo_ps(c, d), hi2 = _mm256_unpackhi_ps(c, d);
+        r[i] = _mm256_shuffle_ps(lo, lo2, 0x44);
+        r[i + 1] = _mm256_shuffle_ps(lo, lo2, 0xee);
+        r[i + 2] = _mm256_shuffle_ps(hi, hi2, 0x44);
+        r[i + 3] = _mm256_shuffle_ps(hi, hi2, 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        v_store(to + i * ldt, _mm256_permute2f128_ps(r[i], r[4 + i], 0x20));
+        v_store(to + (4 + i) * ldt, _mm256_permute2f128_ps(r[i], r[4 + i], 0x31));
+    }
 }
 #endif
 
