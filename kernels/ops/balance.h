@@ -21,8 +21,9 @@ typedef struct tsr_balance_exact_args {
 } tsr_balance_exact_args;
 size_t tsr_balance_exact_workspace(const tsr_balance_exact_args *a);
 
-/* Histogram of the required bias r_ij = alpha_i - s_ij, alpha_i = the (k+1)-th largest of s_i + bias, over bins equal
- * bins of [low, high) = [min bias - 1, max bias + 1): hist[e][bins] i64 +=. Values outside go to the end bins. */
+/* Histogram of the required bias r_ij = alpha_i - s_ij, alpha_i = the (k+1)-th largest of s_i + bias (added in f32, as
+ * the router does), over bins equal bins of [low, high) = [min bias - 1, max bias + 1): hist[e][bins] i64 +=. Values
+ * outside go to the end bins; a score that is NaN is never chosen and needs the largest bias. */
 typedef struct tsr_balance_count_args {
     int64_t *hist;
     const float *s, *bias;
@@ -30,8 +31,8 @@ typedef struct tsr_balance_count_args {
     double low, high;
 } tsr_balance_count_args;
 
-/* New bias from the (summed) histogram: first bin whose cumulative count >= q = tokens k / e, linear inside the bin;
- * then mean-centred when centre. bias[e] =. */
+/* New bias from the (summed) histogram: first bin whose cumulative count >= q = tokens k / e, linear inside the bin
+ * (high when fewer were counted); then mean-centred when centre. bias[e] =. */
 typedef struct tsr_balance_solve_args {
     float *bias;
     const int64_t *hist;

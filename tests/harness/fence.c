@@ -15,31 +15,41 @@ typedef struct fence {
     size_t used;
 } fence;
 
-static fence *the_fence; /* kernels get the queue of the host backend and nothing else */
+enum { FENCES_MAX = 4 };
+static fence *fences[FENCES_MAX];
 
-static void set(int protection)
+/* Kernels get the queue of the host backend and nothing else. */
+static fence *of(const tsr_queue *q)
 {
-    fence *f = the_fence;
+    for (int i = 0; i < FENCES_MAX; i++) {
+        if (fences[i] != NULL && fences[i]->host->queue == q) {
+            return fences[i];
+        }
+    }
+    abort();
+}
+
+static void set(fence *f, int protection)
+{
     if (f->used > 0 && mprotect(f->region, f->used, protection) != 0) {
         abort();
     }
 }
 
-static void open_gate(void)
+static void open_gate(fence *f)
 {
-    set(PROT_READ | PROT_WRITE);
+    set(f, PROT_READ | PROT_WRITE);
 }
 
-static void shut_gate(void)
+static void shut_gate(fence *f)
 {
-    set(PROT_NONE);
+    set(f, PROT_NONE);
 }
 
-/* Each block ends where its last page ends, so that what runs over by a page's worth hits the next block's guard page. */
+/* Blocks are pages apart and start out as NaN. */
 static tsr_status fence_alloc(tsr_backend *b, void **out, size_t bytes)
 {
-    (void)b;
-    fence *f = the_fence;
+    fence *f = b->impl;
     size_t whole = (bytes + PAGE - 1) / PAGE * PAGE + PAGE;
     *out = NULL;
     if (whole > REGION - f->used) {
@@ -47,9 +57,9 @@ static tsr_status fence_alloc(tsr_backend *b, void **out, size_t bytes)
     }
     *out = f->region + f->used;
     f->used += whole;
-    open_gate();
+    open_gate(f);
     memset(*out, 0xff, whole); /* NaN */
-    shut_gate();
+    shut_gate(f);
     return TSR_OK;
 }
 
@@ -62,19 +72,21 @@ static void fence_release(tsr_backend *b, void *p)
 
 static tsr_status fence_copy(tsr_backend *b, void *dst, const void *src, size_t bytes)
 {
-    (void)b;
-    open_gate();
-    memcpy(dst, src, bytes);
-    shut_gate();
+    open_gate(b->impl);
+    if (bytes > 0) {
+        memcpy(dst, src, bytes);
+    }
+    shut_gate(b->impl);
     return TSR_OK;
 }
 
 static tsr_status fence_zero(tsr_backend *b, void *dst, size_t bytes)
 {
-    (void)b;
-    open_gate();
-    memset(dst, 0, bytes);
-    shut_gate();
+    open_gate(b->impl);
+    if (bytes > 0) {
+        memset(dst, 0, bytes);
+    }
+    shut_gate(b->impl);
     return TSR_OK;
 }
 
@@ -86,19 +98,23 @@ static tsr_status fence_sync(tsr_backend *b)
 
 static void fence_destroy(tsr_backend *b)
 {
-    (void)munmap(the_fence->region, REGION);
-    tsr_backend_close(&the_fence->host);
-    free(the_fence);
-    the_fence = NULL;
+    fence *f = b->impl;
+    for (int i = 0; i < FENCES_MAX; i++) {
+        fences[i] = fences[i] == f ? NULL : fences[i];
+    }
+    (void)munmap(f->region, REGION);
+    tsr_backend_close(&f->host);
+    free(f);
     free(b);
 }
 
 #define TSR_OP(op, cpu, simd, cuda)                                                                          \
     static tsr_status fenced_##op(tsr_queue *q, const tsr_##op##_args *a)                                    \
     {                                                                                                        \
-        open_gate();                                                                                         \
-        tsr_status st = the_fence->host->k.op(q, a);                                                         \
-        shut_gate();                                                                                         \
+        fence *f = of(q);                                                                                    \
+        open_gate(f);                                                                                        \
+        tsr_status st = f->host->k.op(q, a);                                                                 \
+        shut_gate(f);                                                                                        \
         return st;                                                                                           \
     }
 #include "kernels/ops.def"
@@ -107,7 +123,11 @@ static void fence_destroy(tsr_backend *b)
 tsr_status tsr_fence_open(tsr_backend **out, const char *host_name, int threads, tsr_err *err)
 {
     *out = NULL;
-    TSR_ASSERT(the_fence == NULL);
+    int free_slot = 0;
+    while (free_slot < FENCES_MAX && fences[free_slot] != NULL) {
+        free_slot++;
+    }
+    TSR_ASSERT(free_slot < FENCES_MAX);
     fence *f = calloc(1, sizeof *f);
     tsr_backend *b = malloc(sizeof *b);
     TSR_ASSERT(f != NULL && b != NULL);
@@ -119,7 +139,7 @@ tsr_status tsr_fence_open(tsr_backend **out, const char *host_name, int threads,
     }
     f->region = mmap(NULL, REGION, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     TSR_ASSERT(f->region != MAP_FAILED);
-    the_fence = f;
+    fences[free_slot] = f;
     *b = (tsr_backend){ .name = "fence",
                         .queue = f->host->queue,
                         .threads = f->host->threads,
@@ -130,6 +150,7 @@ tsr_status tsr_fence_open(tsr_backend **out, const char *host_name, int threads,
                         .zero = fence_zero,
                         .sync = fence_sync,
                         .destroy = fence_destroy,
+                        .impl = f,
                         .k = {
 #define TSR_OP(op, cpu, simd, cuda) .op = f->host->k.op != NULL ? fenced_##op : NULL,
 #include "kernels/ops.def"

@@ -5,7 +5,7 @@
 
 #include "kernels/kernels.h"
 
-/* A backend called "fence" over a host backend of this name. One at a time in a process. */
+/* A backend called "fence" over a host backend of this name. At most four at a time in a process. */
 TSR_NODISCARD tsr_status tsr_fence_open(tsr_backend **out, const char *host_name, int threads, tsr_err *err);
 
 #endif

@@ -1,6 +1,7 @@
 /* check.c - see check.h. Usage: checkkern [seed]. The last line counts. */
 #include "tests/kernels/check.h"
 #include "kernels/numeric.h"
+#include "tests/harness/fence.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -238,9 +239,16 @@ static bool check_op(tsr_backend *ref, tsr_backend *one, tsr_backend *four, int 
     return t.failed == 0;
 }
 
+/* "fence": the reference over memory that only kernels and copies may touch, as on a device. */
+static tsr_status open_named(tsr_backend **out, const char *name, int threads, tsr_err *err)
+{
+    return strcmp(name, "fence") == 0 ? tsr_fence_open(out, "cpu", threads, err)
+                                      : tsr_backend_open(out, name, threads, err);
+}
+
 int main(int argc, char **argv)
 {
-    static const char *const names[] = { "avx2", "avx512", "cuda" };
+    static const char *const names[] = { "avx2", "avx512", "cuda", "fence" };
     uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 0) : 1;
     const char *only = argc > 2 ? argv[2] : NULL;
     int pass = 0, fail = 0, skip = 0;
@@ -257,8 +265,7 @@ int main(int argc, char **argv)
     printf("# seed %llu\n", (unsigned long long)seed);
     for (size_t b = 0; b < sizeof names / sizeof *names; b++) {
         tsr_backend *one = NULL, *four = NULL;
-        if (tsr_backend_open(&one, names[b], 1, &err) != TSR_OK ||
-            tsr_backend_open(&four, names[b], 4, &err) != TSR_OK) {
+        if (open_named(&one, names[b], 1, &err) != TSR_OK || open_named(&four, names[b], 4, &err) != TSR_OK) {
             printf("# skipped %s: %s\n", names[b], err.msg);
             tsr_backend_close(&one);
             continue;
