@@ -64,10 +64,9 @@ static const char *const see_also[] = { "ls", "diff", NULL };
 typedef struct sink {
     const tsr_cli *cli;
     FILE *f;
-    const char *name;
-    char *part;      /* temporary name, NULL for standard output */
-    int error;       /* errno of a failed write */
-    bool hex, later; /* JSON: values are strings; one was printed */
+    tsr_out_file file; /* .f NULL for standard output */
+    int error;         /* errno of a failed write */
+    bool hex, later;   /* JSON: values are strings; one was printed */
 } sink;
 
 static void write_out(sink *s, const void *data, size_t n)
@@ -112,63 +111,23 @@ static bool put_json(void *payload, const void *data, size_t n)
 static tsr_status sink_open(sink *s, const char *path, tsr_err *err)
 {
     s->f = stdout;
-    s->name = "standard output";
     if (path == NULL || strcmp(path, "-") == 0) {
         return TSR_OK;
     }
-    s->name = path;
-    if (access(path, F_OK) == 0) {
-        TSR_FAIL(err, TSR_E_CONFLICT, "%s: exists already (choose another name, or remove it)", path);
-    }
-    if (asprintf(&s->part, "%s.part-%ld", path, (long)getpid()) < 0) {
-        s->part = NULL;
-        TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
-    }
-    s->f = fopen(s->part, "wxe");
-    if (s->f == NULL) {
-        TSR_ERR(err, errno == ENOENT ? TSR_E_MISSING : TSR_E_IO, "%s: cannot be created: %s", path,
-                strerror(errno));
-        free(s->part);
-        s->part = NULL;
-        return err->code;
-    }
+    TSR_TRY(tsr_out_file_open(&s->file, path, err));
+    s->f = s->file.f;
     return TSR_OK;
-}
-
-/* Puts the finished file under its name, which must still be free. */
-static int publish(const char *part, const char *path)
-{
-    if (renameat2(AT_FDCWD, part, AT_FDCWD, path, RENAME_NOREPLACE) == 0) {
-        return 0;
-    }
-    if (errno != EINVAL && errno != ENOSYS) {
-        return errno;
-    }
-    return link(part, path) == 0 && unlink(part) == 0 ? 0 : errno; /* file systems without RENAME_NOREPLACE */
 }
 
 static tsr_status sink_close(sink *s, tsr_status st, tsr_err *err)
 {
-    if (s->part == NULL) {
+    if (s->file.f == NULL) {
         return st == TSR_E_IO && s->error != 0 ? tsr_out_check(err) : st;
     }
-    bool synced = st != TSR_OK || (fflush(s->f) == 0 && fsync(fileno(s->f)) == 0);
-    s->error = !synced && s->error == 0 ? errno : s->error;
-    if (fclose(s->f) != 0 && s->error == 0) {
-        s->error = errno;
-    }
-    if (st == TSR_OK && s->error == 0) {
-        s->error = publish(s->part, s->name);
-    }
     if (s->error != 0 && (st == TSR_OK || st == TSR_E_IO)) {
-        st = TSR_ERR(err, s->error == EEXIST ? TSR_E_CONFLICT : TSR_E_IO, "%s: cannot be written: %s",
-                     s->name, strerror(s->error));
+        st = TSR_ERR(err, TSR_E_IO, "%s: cannot be written: %s", s->file.name, strerror(s->error));
     }
-    if (st != TSR_OK) {
-        (void)unlink(s->part); /* it may be gone already */
-    }
-    free(s->part);
-    return st;
+    return tsr_out_file_close(&s->file, st, err);
 }
 
 /* ---- which tensors

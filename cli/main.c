@@ -28,7 +28,9 @@ const tsr_opt tsr_common_options[] = {
     { "progress", 0, TSR_OPT_CHOICE, "auto|json|none", 0, 0,
       "How to show progress on standard error. auto: a line, on terminals only. json: one object per line." },
     { "mem-limit", 0, TSR_OPT_SIZE, "SIZE", (uint64_t)1 << 20, (uint64_t)1 << 46,
-      "Memory for buffers and tables, such as 512MiB. 256MiB when not given." },
+      "Memory for buffers and tables, such as 512MiB. 256MiB when not given; for generate and eval, which "
+      "count "
+      "the model too, no limit." },
     { "threads", 0, TSR_OPT_UINT, "N", 1, 1024, "Threads to use. As many as processors when not given." },
     TSR_OPT_END,
 };

@@ -2,6 +2,7 @@
 #include "cli/opt.h"
 
 #include <ctype.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -40,6 +41,31 @@ tsr_status tsr_parse_uint(const char *what, const char *text, uint64_t low, uint
         TSR_FAIL(err, TSR_E_USAGE, "%s %s: is not a whole number", what, text);
     }
     return in_range(what, text, fits, *out, low, high, err);
+}
+
+tsr_status tsr_parse_real(const char *what, const char *text, double low, double high, double *out,
+                          tsr_err *err)
+{
+    size_t whole = strspn(text, "0123456789"), at = whole, part = 0;
+    if (text[at] == '.') {
+        part = strspn(text + at + 1, "0123456789");
+        at += 1 + part;
+    }
+    bool ok = whole + part > 0;
+    if (ok && (text[at] == 'e' || text[at] == 'E')) {
+        size_t sign = text[at + 1] == '-' || text[at + 1] == '+',
+               power = strspn(text + at + 1 + sign, "0123456789");
+        ok = power > 0;
+        at += 1 + sign + power;
+    }
+    if (!ok || text[at] != '\0') {
+        TSR_FAIL(err, TSR_E_USAGE, "%s %s: is not a decimal number", what, text);
+    }
+    *out = strtod(text, NULL); /* the program never leaves the C locale */
+    if (!(*out >= low && *out <= high)) {
+        TSR_FAIL(err, TSR_E_USAGE, "%s %s: is out of range (%g to %g)", what, text, low, high);
+    }
+    return TSR_OK;
 }
 
 /* The factor of a unit, 0 when it is none. */

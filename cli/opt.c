@@ -121,14 +121,16 @@ static tsr_status take(parser *p, tsr_opt_value *v, const char *shown, const cha
     const tsr_opt *o = v->opt;
     v->given = true;
     v->text = text;
-    if (text != NULL && text[0] == '\0') {
+    if (text != NULL && text[0] == '\0' && o->kind != TSR_OPT_STRING) {
         TSR_FAIL(p->err, TSR_E_USAGE, "%s: %s: has an empty value", p->command, shown);
     }
     switch ((tsr_opt_kind)o->kind) {
     case TSR_OPT_FLAG:
-    case TSR_OPT_TEXT: return TSR_OK;
+    case TSR_OPT_TEXT:
+    case TSR_OPT_STRING: return TSR_OK;
     case TSR_OPT_LIST: return append(v, text, p->err);
     case TSR_OPT_UINT: return tsr_parse_uint(shown, text, o->low, o->high, &v->number, p->err);
+    case TSR_OPT_REAL: return tsr_parse_real(shown, text, (double)o->low, (double)o->high, &v->real, p->err);
     case TSR_OPT_SIZE: return tsr_parse_size(shown, text, o->low, o->high, &v->number, p->err);
     case TSR_OPT_CHOICE: return choose(v, shown, text, p->err);
     case TSR_OPT_MAYBE:
@@ -272,4 +274,10 @@ uint64_t tsr_opt_number(const tsr_args *a, const char *name, uint64_t fallback)
 {
     const tsr_opt_value *v = tsr_opt_get(a, name);
     return v->given && v->text != NULL ? v->number : fallback;
+}
+
+double tsr_opt_real(const tsr_args *a, const char *name, double fallback)
+{
+    const tsr_opt_value *v = tsr_opt_get(a, name);
+    return v->given ? v->real : fallback;
 }

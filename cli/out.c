@@ -164,27 +164,34 @@ void tsr_json_append(json_t **list, json_t *value)
     }
 }
 
-json_t *tsr_json_text(const char *s)
+json_t *tsr_json_bytes(const char *p, size_t n)
 {
-    if (s == NULL) {
-        return json_null();
-    }
-    json_t *v = json_string(s);
+    json_t *v = json_stringn(p != NULL ? p : "", n);
     if (v != NULL) {
         return v;
     }
-    char *clean = malloc(strlen(s) * 3 + 1);
+    char *copy = malloc(n + 1), *clean = malloc(n * 3 + 1); /* with the NUL that ends a cut character */
     size_t used = 0;
-    while (clean != NULL && *s != '\0') {
-        uint32_t code;
-        size_t n = utf8_bytes(s, &code);
-        memcpy(clean + used, n > 0 ? s : "\xef\xbf\xbd", n > 0 ? n : 3);
-        used += n > 0 ? n : 3;
-        s += n > 0 ? n : 1;
+    if (copy != NULL && clean != NULL) {
+        memcpy(copy, p, n);
+        copy[n] = '\0';
+        for (const char *s = copy; s < copy + n;) {
+            uint32_t code = 0;
+            size_t k = *s != '\0' ? utf8_bytes(s, &code) : 1;
+            memcpy(clean + used, k > 0 ? s : "\xef\xbf\xbd", k > 0 ? k : 3);
+            used += k > 0 ? k : 3;
+            s += k > 0 ? k : 1;
+        }
+        v = json_stringn(clean, used);
     }
-    v = clean != NULL ? json_stringn(clean, used) : NULL;
+    free(copy);
     free(clean);
     return v;
+}
+
+json_t *tsr_json_text(const char *s)
+{
+    return s != NULL ? tsr_json_bytes(s, strlen(s)) : json_null();
 }
 
 json_t *tsr_json_u64(uint64_t v)

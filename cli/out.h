@@ -28,6 +28,20 @@ bool tsr_out_pipe_gone(void);
 /* Standard error is a terminal that wants colours (NO_COLOR is not set). */
 bool tsr_out_colors(void);
 
+/* ---- files ------------------------------------------------------------------------------------------- */
+
+/* A file that has its name only when it is complete. */
+typedef struct tsr_out_file {
+    FILE *f;
+    const char *name; /* borrowed */
+    char *part;       /* its temporary name */
+} tsr_out_file;
+/* TSR_E_CONFLICT: name exists. */
+TSR_NODISCARD tsr_status tsr_out_file_open(tsr_out_file *o, const char *name, tsr_err *err);
+/* Ends it: with st TSR_OK it gets its name unless something cannot be written, otherwise it vanishes. Returns st or that
+ * failure. */
+TSR_NODISCARD tsr_status tsr_out_file_close(tsr_out_file *o, tsr_status st, tsr_err *err);
+
 /* ---- JSON. A NULL object means "out of memory happened before"; it is passed through to tsr_json_print. */
 
 /* Takes value over. On failure *obj becomes NULL. */
@@ -35,6 +49,8 @@ void tsr_json_set(json_t **obj, const char *key, json_t *value);
 void tsr_json_append(json_t **list, json_t *value);
 /* A string; bytes that are not UTF-8 become U+FFFD. NULL s: null. */
 json_t *tsr_json_text(const char *s);
+/* The same of n bytes, which may hold NUL. */
+json_t *tsr_json_bytes(const char *p, size_t n);
 /* Exact; a value beyond 2^63-1 becomes a string of digits. */
 json_t *tsr_json_u64(uint64_t v);
 json_t *tsr_json_shape(int rank, const int64_t *shape);

@@ -536,6 +536,9 @@ static tsr_status make_map(builder *b, const tsr_map_opts *o, tsr_err *err)
 {
     tsr_map *m = b->m;
     if (m->source->ckpt != NULL) {
+        tsr_map_opts part = *o;
+        part.tie_head = true; /* a checkpoint may hold a part of a model: whoever needs a head misses it */
+        TSR_TRY(map_check_tied(m->source, &part, err));
         return map_ckpt(b, err);
     }
     TSR_TRY(map_check_tied(m->source, o, err));

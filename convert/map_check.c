@@ -23,6 +23,16 @@ static int64_t find_leaf(const tsr_source *s, const char *leaf)
     return -1;
 }
 
+static int64_t find_whole(const tsr_source *s, const char *name)
+{
+    for (int64_t i = 0; i < s->count; i++) {
+        if (strcmp(s->tensors[i].name, name) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
 static tsr_status same_bytes(tsr_source *s, int64_t a, int64_t b, bool *same, tsr_err *err)
 {
     enum { PIECE = 1 << 20 };
@@ -58,6 +68,8 @@ tsr_status map_check_tied(tsr_source *s, const tsr_map_opts *o, tsr_err *err)
     bool known = json_is_boolean(tied), yes = json_is_true(tied);
     json_decref(root);
     int64_t embed = find_leaf(s, "embed_tokens.weight"), head = find_leaf(s, "lm_head.weight");
+    embed = embed >= 0 ? embed : find_whole(s, "embed.weight"); /* in a checkpoint of ours */
+    head = head >= 0 ? head : find_whole(s, "head.weight");
     if (!known || embed < 0) {
         return TSR_OK;
     }

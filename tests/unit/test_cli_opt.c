@@ -19,6 +19,8 @@ static const tsr_opt own[] = {
     { "include", 0, TSR_OPT_LIST, "GLOB", 0, 0, "x" },
     { "experts", 0, TSR_OPT_UINT, "N", 1, 65536, "x" },
     { "format", 0, TSR_OPT_CHOICE, "text|raw|npy", 0, 0, "x" },
+    { "temperature", 0, TSR_OPT_REAL, "X", 0, 100, "x" },
+    { "prompt", 0, TSR_OPT_STRING, "TEXT", 0, 0, "x" },
     { "compress", 0, TSR_OPT_MAYBE, "LEVEL", 1, 19, "x" },
     TSR_OPT_END,
 };
@@ -63,6 +65,35 @@ static void test_forms_of_options(void **state)
     assert_string_equal(a.operands[3], "-");
     assert_string_equal(a.operands[4], "--long");
     assert_null(a.operands[5]);
+    tsr_args_free(&a);
+}
+
+static void test_reals_and_empty_texts(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        double value;
+    } good[] = { { "0", 0 },       { "0.7", 0.7 }, { ".5", 0.5 }, { "1.", 1 },
+                 { "1e-3", 1e-3 }, { "2E+1", 20 }, { "100", 100 } };
+    static const char *const bad[] = { "",   ".",  "-1",  "+1",    "0x10", "nan",     "inf",   "1e", "1e+",
+                                       "1 ", " 1", "1,5", "1.5.2", "e5",   "100.001", "1e999", "--" };
+    tsr_args a;
+    tsr_err err;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        assert_int_equal(PARSE(&a, &err, "--temperature", (char *)(uintptr_t)good[i].text, "--prompt", ""),
+                         TSR_OK);
+        assert_true(tsr_opt_real(&a, "temperature", 7) == good[i].value);
+        assert_true(tsr_opt_given(&a, "prompt"));
+        assert_string_equal(tsr_opt_text(&a, "prompt", "x"), "");
+        tsr_args_free(&a);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(PARSE(&a, &err, "--temperature", (char *)(uintptr_t)bad[i]), TSR_E_USAGE);
+        tsr_args_free(&a);
+    }
+    assert_int_equal(PARSE(&a, &err, "--long"), TSR_OK);
+    assert_true(tsr_opt_real(&a, "temperature", 7) == 7);
     tsr_args_free(&a);
 }
 
@@ -487,6 +518,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forms_of_options),
+        cmocka_unit_test(test_reals_and_empty_texts),
         cmocka_unit_test(test_short_values_and_last_wins),
         cmocka_unit_test(test_refused_options),
         cmocka_unit_test(test_nearest),
