@@ -2,6 +2,7 @@
  * code. */
 #include "cli/cli.h"
 #include "cli/out.h"
+#include "kernels/kernels.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -154,6 +155,8 @@ int main(int argc, char **argv)
     tsr_status st;
     guard_standard_streams();
     tsr_signals_install();
+    const char *plugin = getenv("TESSERA_CUDA_PLUGIN");
+    tsr_backend_set_plugin(plugin != NULL && plugin[0] != '\0' ? plugin : NULL);
     tsr_cli cli = { .mem_limit = TSR_DEFAULT_MEM_LIMIT, .hold = !isatty(STDERR_FILENO) };
     tsr_meter_init(&cli.meter, "none", stderr);
     cli.progress = (tsr_progress){ tsr_meter_report, &cli.meter, tsr_signals_flag() };

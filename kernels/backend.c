@@ -1,4 +1,4 @@
-/* backend.c - opening backends: the reference, and the same with faster kernels laid over it. */
+/* backend.c - opening backends: the reference, the same with faster kernels laid over it, and the door to the plugin. */
 #include "kernels/backend_priv.h"
 
 #include <stdlib.h>
@@ -10,12 +10,17 @@ extern void openblas_set_num_threads(int n) __attribute__((weak));
 
 const char *const tsr_backend_names[] = {
 #ifdef TSR_HAVE_SIMD
-    "avx512",
-    "avx2",
+    "avx512", "avx2",
 #endif
     "cpu",
+#ifdef TSR_HAVE_CUDA
+    "cuda", /* after "cpu", which there always is: not for "auto" until it has every op a model needs */
+#endif
     NULL,
 };
+
+/* Those of any build. */
+static const char *const all_names[] = { "avx512", "avx2", "cpu", "cuda", NULL };
 
 static tsr_status host_alloc(tsr_backend *b, void **out, size_t bytes)
 {
@@ -101,27 +106,8 @@ static const char *best(void)
     return "cpu";
 }
 
-static const char *known(const char *name)
+static tsr_status open_host(tsr_backend **out, const char *name, int threads, tsr_err *err)
 {
-    for (size_t i = 0; tsr_backend_names[i] != NULL; i++) {
-        if (strcmp(tsr_backend_names[i], name) == 0) {
-            return tsr_backend_names[i];
-        }
-    }
-    return NULL;
-}
-
-tsr_status tsr_backend_open(tsr_backend **out, const char *wanted, int threads, tsr_err *err)
-{
-    *out = NULL;
-    const char *name = known(strcmp(wanted, "auto") == 0 ? best() : wanted);
-    if (name == NULL) {
-        TSR_FAIL(err, TSR_E_USAGE, "backend %s: not in this build (see tessera backends)", wanted);
-    }
-    if (lacking(name) != NULL) {
-        TSR_FAIL(err, TSR_E_UNSUPPORTED, "backend %s: this processor lacks %s (use auto)", name,
-                 lacking(name));
-    }
     tsr_backend *b = malloc(sizeof *b);
     if (b == NULL) {
         TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
@@ -156,10 +142,42 @@ tsr_status tsr_backend_open(tsr_backend **out, const char *wanted, int threads, 
     return TSR_OK;
 }
 
+static const char *find(const char *const *names, const char *name)
+{
+    for (size_t i = 0; names[i] != NULL; i++) {
+        if (strcmp(names[i], name) == 0) {
+            return names[i];
+        }
+    }
+    return NULL;
+}
+
+tsr_status tsr_backend_open(tsr_backend **out, const char *wanted, int threads, tsr_err *err)
+{
+    *out = NULL;
+    const char *name = find(all_names, strcmp(wanted, "auto") == 0 ? best() : wanted);
+    if (name == NULL) {
+        TSR_FAIL(err, TSR_E_USAGE, "backend %s: no such name (see tessera backends)", wanted);
+    }
+    if (find(tsr_backend_names, name) == NULL) {
+        TSR_FAIL(err, TSR_E_UNSUPPORTED, "backend %s: not in this build (use auto)", name);
+    }
+    if (lacking(name) != NULL) {
+        TSR_FAIL(err, TSR_E_UNSUPPORTED, "backend %s: this processor lacks %s (use auto)", name,
+                 lacking(name));
+    }
+    return strcmp(name, "cuda") == 0 ? tsr_plugin_open(out, err) : open_host(out, name, threads, err);
+}
+
 void tsr_backend_close(tsr_backend **b)
 {
     if (*b != NULL) {
         (*b)->destroy(*b);
         *b = NULL;
     }
+}
+
+const char *tsr_backend_trouble(const tsr_backend *b)
+{
+    return b->trouble != NULL ? b->trouble : "the device failed";
 }

@@ -41,6 +41,25 @@ void *tsr_scratch(tsr_queue *q, int worker);
 tsr_status tsr_pool_open(tsr_queue **out, int threads, tsr_err *err);
 void tsr_pool_close(tsr_queue **q);
 
+/* ---- "cuda": in a plugin, so that programs start without CUDA -------------------------------------------------- */
+
+/* The plugin's one door. Refuses a program with another version or layout. why says what is wrong, without a name. */
+#define TSR_CUDA_ENTRY "tsr_cuda_open"
+tsr_status tsr_cuda_open(tsr_backend **out, const char *version, uint64_t layout, char *why,
+                         size_t why_bytes);
+/* Finds the plugin, opens it and goes through its door (kernels/plugin.c). */
+tsr_status tsr_plugin_open(tsr_backend **out, tsr_err *err);
+
+/* Changes with the structs that program and plugin share. */
+static inline uint64_t tsr_plugin_layout(void)
+{
+    uint64_t h = sizeof(tsr_backend);
+#define TSR_OP(op, cpu, simd, cuda) h = h * 0x100000001b3u ^ sizeof(tsr_##op##_args);
+#include "kernels/ops.def"
+#undef TSR_OP
+    return h;
+}
+
 #ifdef __cplusplus
 }
 #endif

@@ -48,6 +48,8 @@ struct tsr_backend {
     tsr_queue *queue; /* the queue of this backend; calls are made from one thread at a time */
     bool host;        /* its memory is ordinary memory: kernels may be handed host pointers */
     int threads;      /* of its pool */
+    /* What failed first on the device, in words; NULL while nothing did. No call succeeds after it. */
+    const char *trouble;
     /* 64-byte aligned, contents undefined; *out NULL on failure (TSR_E_LIMIT). */
     tsr_status (*alloc)(tsr_backend *b, void **out, size_t bytes);
     void (*release)(tsr_backend *b, void *p);
@@ -59,11 +61,17 @@ struct tsr_backend {
     void *impl;
 };
 
-/* name: "cpu" (the plain reference), "avx2", "avx512", "cuda", or "auto": the fastest this machine has.
- * threads 0: as many as processors. Results do not depend on threads. The caller owns *out.
+/* name: "cpu" (the plain reference), "avx2", "avx512", "cuda" (the first GPU), or "auto": the fastest this machine has
+ * that runs every op; "cuda" has too few yet. threads 0: as many as processors. Results do not depend on threads. The
+ * caller owns *out.
  * TSR_E_USAGE: no such name; TSR_E_UNSUPPORTED: this machine or build lacks it, err says what. */
 TSR_NODISCARD tsr_status tsr_backend_open(tsr_backend **out, const char *name, int threads, tsr_err *err);
 void tsr_backend_close(tsr_backend **b);
+/* What a failed call of this backend was about: its trouble, or "the device failed". */
+const char *tsr_backend_trouble(const tsr_backend *b);
+/* The file with the code of "cuda", for backends opened later; kept, not copied. NULL, as at first: tessera-cuda.so
+ * beside the program, or in the library folder. */
+void tsr_backend_set_plugin(const char *path);
 /* Names this build knows, in order of preference, NULL-terminated, without "auto". */
 extern const char *const tsr_backend_names[];
 

@@ -111,7 +111,7 @@ tsr_status tsr_model_forward(tsr_model *m, tsr_session *s, const tsr_forward_arg
     run r = begin(m, &in, s, false, err);
     TSR_TRY(infer(&r, a));
     if (m->b->sync(m->b) != TSR_OK) {
-        TSR_FAIL(err, TSR_E_IO, "%s: the device failed", m->b->name);
+        TSR_FAIL(err, TSR_E_IO, "%s: %s", m->b->name, tsr_backend_trouble(m->b));
     }
     s->length += a->n;
     return TSR_OK;
@@ -224,7 +224,7 @@ tsr_status tsr_model_backward(tsr_model *m, double scale, tsr_err *err)
     r.err = err;
     TSR_TRY(train_backward(&r, scale));
     if (m->b->sync(m->b) != TSR_OK) {
-        TSR_FAIL(err, TSR_E_IO, "%s: the device failed", m->b->name);
+        TSR_FAIL(err, TSR_E_IO, "%s: %s", m->b->name, tsr_backend_trouble(m->b));
     }
     return TSR_OK;
 }

@@ -7,19 +7,10 @@ import shutil
 import struct
 import subprocess
 
-from tsrtest import Case, DATA, TESSERA, TINY, f32, main, run, st, st_load, write
+from tsrtest import Case, DATA, TESSERA, TINY, f32, main, model_backends, run, st, st_load, write
 
 EXPECTED = st_load(os.path.join(TINY, 'expected.safetensors'))
 IDS = [str(i) for i in struct.unpack(f'<{EXPECTED["ids"][1][0]}q', EXPECTED['ids'][2])]
-
-
-def backends():
-    """Names of what runs here; says what does not."""
-    facts = run('backends', '--json').json()['backends']
-    for b in facts:
-        if not b['usable']:
-            print(f'skipped: backend {b["name"]}: {b["why_not"] or "not in this build"}')
-    return [b['name'] for b in facts if b['usable']]
 
 
 def floats(t):
@@ -72,12 +63,12 @@ class Golden(EvalCase):
             self.compare(self.loaded(self.trace(self.src, '--prefill-chunk', n, '--backend', 'cpu')))
 
     def test_backends(self):
-        for name in backends():
+        for name in model_backends():
             for n in (1, 2, 5, 7, 16, 18, 512):
                 self.compare(self.loaded(self.trace(self.src, '--prefill-chunk', n, '--backend', name)))
 
     def test_threads_do_not_matter(self):
-        for name in backends():
+        for name in model_backends():
             for chunk in (1, 7, 512):
                 blobs = {self.trace(self.src, '--backend', name, '--threads', n, '--prefill-chunk', chunk) for n in (1, 2, 4)}
                 self.assertEqual(len(blobs), 1, f'{name}, chunks of {chunk}')
@@ -268,7 +259,21 @@ class Backends(Case):
             self.assertIn(op, text)
         for b in r['backends']:
             if not b['in_build']:
-                self.assertIn('not in this build', self.fails(2, b['name'], 'eval', TINY, '--ids', '1', '--backend', b['name']).error)
+                self.assertIn('not in this build', self.fails(5, b['name'], 'eval', TINY, '--ids', '1', '--backend', b['name']).error)
+            elif not b['usable']:
+                self.assertIn(b['name'], b['why_not'])
+                self.assertIn(b['why_not'], text)
+                self.assertIn(b['why_not'], self.fails(5, b['name'], 'eval', TINY, '--ids', '1', '--backend', b['name']).error)
+
+    def test_plugin(self):
+        """Whatever is said to be the plugin, the program starts, lists the backends and says what is wrong."""
+        junk = os.path.join(self.dir, 'junk.so')
+        write(junk, b'not a library')
+        for path in (junk, os.path.join(self.dir, 'absent.so')):
+            cuda = self.ok('backends', '--json', env={'TESSERA_CUDA_PLUGIN': path}).json()['backends'][3]
+            self.assertFalse(cuda['usable'])
+            if cuda['in_build']:
+                self.assertIn(os.path.basename(path), cuda['why_not'])
 
 
 if __name__ == '__main__':

@@ -10,17 +10,9 @@ import subprocess
 import time
 
 from tinymodel import PREFIX, bf16, chain_model, change, change_config, random_model
-from tsrtest import Case, SANITIZED, TESSERA, TINY, f32, main, run, st_load, write
+from tsrtest import Case, SANITIZED, TESSERA, TINY, f32, main, model_backends, run, st_load, write
 
 IDS = '1,5,77,300,12,511,9,9,200,41,7,100,33,250,499,2,64,128'
-
-
-def usable():
-    facts = run('backends', '--json').json()['backends']
-    for b in facts:
-        if not b['usable']:
-            print(f'skipped: backend {b["name"]}: {b["why_not"] or "not in this build"}')
-    return [b['name'] for b in facts if b['usable']]
 
 
 class GenerateCase(Case):
@@ -43,7 +35,7 @@ class GenerateCase(Case):
 class Greedy(GenerateCase):
     def test_most_probable(self):
         src = self.tiny()
-        for name in usable():
+        for name in model_backends():
             for chunk in (1, 7, 512):
                 r = self.generate(src, '--ids', IDS, '-n', '12', '--ignore-eos', '--backend', name, '--prefill-chunk', chunk,
                                   '--logprobs', '3')
@@ -88,7 +80,7 @@ class Drawing(GenerateCase):
 
     def test_seed_decides(self):
         src = self.tiny()
-        for name in usable():
+        for name in model_backends():
             want = self.generate(src, *self.ARGS, '--seed', '5', '--backend', name)['ids']
             for extra in (['--threads', '1'], ['--threads', '4'], ['--expert-cache', 5 * 13056], []):
                 self.assertEqual(self.generate(src, *self.ARGS, '--seed', '5', '--backend', name, *extra)['ids'], want)
@@ -230,7 +222,7 @@ class State(GenerateCase):
 
     def test_equals_uninterrupted(self):
         src = self.tiny()
-        for name in usable():
+        for name in model_backends():
             for cache in ('f32', 'bf16'):
                 args = ['-n', '8', '--ignore-eos', '--backend', name, '--cache-dtype', cache, '--logprobs', '2', '--temperature', '1',
                         '--seed', '4', '--prefill-chunk', '1']

@@ -110,6 +110,20 @@ def run(*args, cwd=None, stdin=None, env=None, preexec=None):
         return Result(code, out.read(), err.read(), seconds, usage.ru_maxrss * 1024)
 
 
+def model_backends():
+    """Names of what can run a model here; says what cannot."""
+    facts = run('backends', '--json').json()
+    names = []
+    for b in facts['backends']:
+        if not b['usable']:
+            print(f'skipped: backend {b["name"]}: {b["why_not"] or "not in this build"}')
+        elif any(row[b['name']] == '-' for row in facts['ops'].values()):
+            print(f'skipped: backend {b["name"]}: has not every operation yet')
+        else:
+            names.append(b['name'])
+    return names
+
+
 class Case(unittest.TestCase):
     """A test in a fresh folder self.dir."""
 
