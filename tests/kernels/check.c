@@ -1,7 +1,11 @@
-/* check.c - see check.h. Usage: checkkern [seed]. The last line counts. */
+/* check.c - see check.h. Usage: checkkern [SEED [OP|all [BACKEND]]]; without BACKEND those of the CPU, and the fence. The
+ * last line counts. A backend that was named and is not there: exit 77. */
 #include "tests/kernels/check.h"
 #include "kernels/numeric.h"
 #include "tests/harness/fence.h"
+#ifdef TSR_HAVE_EMU
+#include "tests/cuda-emu/emu.h"
+#endif
 
 #include <math.h>
 #include <setjmp.h>
@@ -180,13 +184,25 @@ static const check_fn checks[] = {
 #undef TSR_OP
 };
 
+static bool is_missing(const tsr_backend *dut, int id)
+{
+    switch (id) {
+#define TSR_OP(op, cpu, simd, cuda)                                                                          \
+    case TSR_OP_##op:                                                                                        \
+        return dut->k.op == NULL;
+#include "kernels/ops.def"
+#undef TSR_OP
+    }
+    return true;
+}
+
 /* Slots that are just the reference: nothing to compare. */
 static bool same_as_ref(const tsr_backend *ref, const tsr_backend *dut, int id)
 {
     switch (id) {
 #define TSR_OP(op, cpu, simd, cuda)                                                                          \
     case TSR_OP_##op:                                                                                        \
-        return dut->k.op == NULL || dut->k.op == ref->k.op;
+        return dut->k.op == ref->k.op;
 #include "kernels/ops.def"
 #undef TSR_OP
     }
@@ -200,6 +216,18 @@ static void on_crash(int sig)
     siglongjmp(crash, sig);
 }
 
+/* Fibers of the emulation cannot be left by a jump: there a crash is the end. */
+static void catch_crashes(const char *const *names)
+{
+    struct sigaction sa = { .sa_handler = on_crash };
+    if (names[0] != NULL && strcmp(names[0], "emu") == 0) {
+        return;
+    }
+    (void)sigaction(SIGSEGV, &sa, NULL);
+    (void)sigaction(SIGBUS, &sa, NULL);
+    (void)sigaction(SIGFPE, &sa, NULL);
+}
+
 static void guarded(check_fn check, ck *t)
 {
     int sig = sigsetjmp(crash, 1);
@@ -211,15 +239,21 @@ static void guarded(check_fn check, ck *t)
     ck_end(t);
 }
 
-/* One op on one backend: with one thread, then with four. */
-static bool check_op(tsr_backend *ref, tsr_backend *one, tsr_backend *four, int id, uint64_t seed)
+/* Backends that must all give the same bits: one by threads, by schedule, or simply twice. */
+enum { VARIANTS_MAX = 4 };
+typedef struct variants {
+    tsr_backend *b[VARIANTS_MAX];
+    int n;
+} variants;
+
+static bool check_op(tsr_backend *ref, const variants *v, int id, uint64_t seed)
 {
     uint64_t digest = 0;
     ck t = { 0 };
-    for (int round = 0; round < 2; round++) {
+    for (int round = 0; round < v->n && t.failed == 0; round++) {
         double worst = t.worst;
         t = (ck){ .ref = ref,
-                  .dut = round == 0 ? one : four,
+                  .dut = v->b[round],
                   .op = tsr_op_name((tsr_op_id)id),
                   .rng = seed * 2654435761u + (uint64_t)id,
                   .worst = worst };
@@ -227,69 +261,114 @@ static bool check_op(tsr_backend *ref, tsr_backend *one, tsr_backend *four, int 
         if (t.compared == 0 && t.failed == 0) {
             ck_fail(&t, "nothing was compared");
         }
-        if (round == 1 && t.failed == 0 && t.digest != digest) {
-            ck_fail(&t, "one and four threads give different bits");
+        if (round > 0 && t.failed == 0 && t.digest != digest) {
+            ck_fail(&t, "run %d gives other bits (threads or schedules differ)", round);
         }
         digest = t.digest;
-        if (t.failed > 0) {
-            break;
-        }
     }
-    printf("%s %s/%s  worst %.2f of allowed\n", t.failed > 0 ? "not ok" : "ok", one->name, t.op, t.worst);
+    printf("%s %s/%s  worst %.2f of allowed\n", t.failed > 0 ? "not ok" : "ok", v->b[0]->name, t.op, t.worst);
     return t.failed == 0;
 }
 
-/* "fence": the reference over memory that only kernels and copies may touch, as on a device. */
-static tsr_status open_named(tsr_backend **out, const char *name, int threads, tsr_err *err)
+static void close_all(variants *v)
 {
-    return strcmp(name, "fence") == 0 ? tsr_fence_open(out, "cpu", threads, err)
-                                      : tsr_backend_open(out, name, threads, err);
+    for (int i = 0; i < v->n; i++) {
+        tsr_backend_close(&v->b[i]);
+    }
+    v->n = 0;
+}
+
+/* "fence": the reference over memory that only kernels and copies may touch, as on a device. "emu": the kernels of the
+ * GPU on the CPU, under each schedule, at once and late. */
+static tsr_status open_one(tsr_backend **out, const char *name, int i, tsr_err *err)
+{
+    if (strcmp(name, "fence") == 0) {
+        return tsr_fence_open(out, "cpu", i == 0 ? 1 : 4, err);
+    }
+    if (strcmp(name, "emu") == 0) {
+#ifdef TSR_HAVE_EMU
+        return tsr_emu_open(out, (emu_schedule)i, 1 + i, i % 2 == 1, err);
+#else
+        *out = NULL;
+        TSR_FAIL(err, TSR_E_UNSUPPORTED, "backend emu: not in this build: " TSR_EMU_WHY_NOT);
+#endif
+    }
+    return tsr_backend_open(out, name, i == 0 ? 1 : 4, err);
+}
+
+static tsr_status open_all(variants *v, const char *name, tsr_err *err)
+{
+    int n = strcmp(name, "emu") == 0 ? VARIANTS_MAX : 2;
+    for (v->n = 0; v->n < n; v->n++) {
+        tsr_status st = open_one(&v->b[v->n], name, v->n, err);
+        if (st != TSR_OK) {
+            close_all(v);
+            return st;
+        }
+    }
+    return TSR_OK;
+}
+
+typedef struct tally {
+    int pass, fail, skip;
+} tally;
+
+static void check_all(tsr_backend *ref, const variants *v, const char *name, const char *only, uint64_t seed,
+                      tally *sum)
+{
+    for (int id = 0; id < TSR_OP_COUNT; id++) {
+        const char *op = tsr_op_name((tsr_op_id)id);
+        if (only != NULL && strcmp(only, op) != 0) {
+            continue;
+        }
+        if (!v->b[0]->host && is_missing(v->b[0], id)) {
+            printf("# no kernel: %s/%s\n", name, op);
+            sum->skip++;
+        } else if (checks[id] == NULL) {
+            printf("not ok %s/%s  has no check\n", name, op);
+            sum->fail++;
+        } else if (same_as_ref(ref, v->b[0], id)) {
+            printf("# same as cpu: %s/%s\n", name, op);
+            sum->skip++;
+        } else if (check_op(ref, v, id, seed)) {
+            sum->pass++;
+        } else {
+            sum->fail++;
+        }
+    }
 }
 
 int main(int argc, char **argv)
 {
-    static const char *const names[] = { "avx2", "avx512", "cuda", "fence" };
+    static const char *const usual[] = { "avx2", "avx512", "fence", NULL };
+    const char *named[] = { argc > 3 ? argv[3] : NULL, NULL };
+    const char *const *names = argc > 3 ? named : usual;
+    const char *only = argc > 2 && strcmp(argv[2], "all") != 0 ? argv[2] : NULL;
     uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 0) : 1;
-    const char *only = argc > 2 ? argv[2] : NULL;
-    int pass = 0, fail = 0, skip = 0;
+    tally sum = { 0 };
     tsr_backend *ref = NULL;
     tsr_err err;
-    struct sigaction sa = { .sa_handler = on_crash };
-    (void)sigaction(SIGSEGV, &sa, NULL);
-    (void)sigaction(SIGBUS, &sa, NULL);
-    (void)sigaction(SIGFPE, &sa, NULL);
+    catch_crashes(names);
+    tsr_backend_set_plugin(getenv("TESSERA_CUDA_PLUGIN"));
     if (tsr_backend_open(&ref, "cpu", 1, &err) != TSR_OK) {
         printf("%s\n", err.msg);
         return 1;
     }
     printf("# seed %llu\n", (unsigned long long)seed);
-    for (size_t b = 0; b < sizeof names / sizeof *names; b++) {
-        tsr_backend *one = NULL, *four = NULL;
-        if (open_named(&one, names[b], 1, &err) != TSR_OK || open_named(&four, names[b], 4, &err) != TSR_OK) {
+    for (int b = 0; names[b] != NULL; b++) {
+        variants v;
+        if (open_all(&v, names[b], &err) == TSR_OK) {
+            check_all(ref, &v, names[b], only, seed, &sum);
+            close_all(&v);
+        } else if (argc > 3) {
+            printf("skipped: %s\n", err.msg);
+            tsr_backend_close(&ref);
+            return 77;
+        } else {
             printf("# skipped %s: %s\n", names[b], err.msg);
-            tsr_backend_close(&one);
-            continue;
         }
-        for (int id = 0; id < TSR_OP_COUNT; id++) {
-            if (only != NULL && strcmp(only, tsr_op_name((tsr_op_id)id)) != 0) {
-                continue;
-            }
-            if (checks[id] == NULL) {
-                printf("not ok %s/%s  has no check\n", names[b], tsr_op_name((tsr_op_id)id));
-                fail++;
-            } else if (same_as_ref(ref, one, id)) {
-                printf("# same as cpu: %s/%s\n", names[b], tsr_op_name((tsr_op_id)id));
-                skip++;
-            } else if (check_op(ref, one, four, id, seed)) {
-                pass++;
-            } else {
-                fail++;
-            }
-        }
-        tsr_backend_close(&one);
-        tsr_backend_close(&four);
     }
     tsr_backend_close(&ref);
-    printf("%d passed, %d failed, %d same as cpu\n", pass, fail, skip);
-    return fail != 0;
+    printf("%d passed, %d failed, %d without a kernel of their own\n", sum.pass, sum.fail, sum.skip);
+    return sum.fail != 0 || (argc > 3 && sum.pass == 0);
 }

@@ -1,7 +1,8 @@
 /* check.h - every op of every fast backend against the plain reference, on fenced random inputs.
  *
  * One `void ck_<op>(ck *t)` per op, in check_<family>.c: makes inputs, runs the op on both backends (CK_RUN), compares
- * each output. It is called for each backend with one thread and with four; the bits must be the same. */
+ * each output. It is called for each backend with one thread and with four, for the emulated GPU under each schedule, for a
+ * real one twice; the bits must be the same. A device backend is checked on the ops it has. */
 #ifndef TSR_TESTS_KERNELS_CHECK_H
 #define TSR_TESTS_KERNELS_CHECK_H
 
