@@ -348,7 +348,7 @@ void launch(cudaStream_t s, dim3 blocks, dim3 threads, std::function<void()> bod
 /* ---- device memory --------------------------------------------------------------------------------------------- */
 
 constexpr size_t PAGE = 4096, ALIGN = 64;
-constexpr unsigned char BEHIND = 0xa5;
+constexpr unsigned char BEHIND = 0xff; /* NaN too */
 
 struct block {
     char *map;
