@@ -159,6 +159,9 @@ tsr_status tsr_backend_open(tsr_backend **out, const char *wanted, int threads, 
     if (name == NULL) {
         TSR_FAIL(err, TSR_E_USAGE, "backend %s: no such name (see tessera backends)", wanted);
     }
+    if (strcmp(name, "cuda") == 0) {
+        return tsr_plugin_open(out, err);
+    }
     if (find(tsr_backend_names, name) == NULL) {
         TSR_FAIL(err, TSR_E_UNSUPPORTED, "backend %s: not in this build (use auto)", name);
     }
@@ -166,7 +169,7 @@ tsr_status tsr_backend_open(tsr_backend **out, const char *wanted, int threads, 
         TSR_FAIL(err, TSR_E_UNSUPPORTED, "backend %s: this processor lacks %s (use auto)", name,
                  lacking(name));
     }
-    return strcmp(name, "cuda") == 0 ? tsr_plugin_open(out, err) : open_host(out, name, threads, err);
+    return open_host(out, name, threads, err);
 }
 
 void tsr_backend_close(tsr_backend **b)

@@ -79,7 +79,9 @@ tsr_status tsr_plugin_open(tsr_backend **out, tsr_err *err)
     __typeof__(&tsr_cuda_open) enter;
     void *entry = dlsym(so, TSR_CUDA_ENTRY);
     if (entry == NULL) {
-        TSR_FAIL(err, TSR_E_UNSUPPORTED, "backend cuda: not a plugin of Tessera (has no " TSR_CUDA_ENTRY ")");
+        TSR_FAIL(err, TSR_E_UNSUPPORTED,
+                 "backend cuda: %s: not a plugin of Tessera (has no " TSR_CUDA_ENTRY ")",
+                 chosen != NULL ? chosen : TSR_PLUGIN_NAME);
     }
     memcpy(&enter, &entry, sizeof enter); /* a cast between data and functions is not C */
     char why[512] = "";
@@ -93,6 +95,7 @@ tsr_status tsr_plugin_open(tsr_backend **out, tsr_err *err)
 tsr_status tsr_plugin_open(tsr_backend **out, tsr_err *err)
 {
     *out = NULL;
-    TSR_FAIL(err, TSR_E_UNSUPPORTED, "backend cuda: not in this build (use auto)");
+    TSR_FAIL(err, TSR_E_UNSUPPORTED,
+             "backend cuda: not in this build (-Dcuda=enabled, which needs nvcc, puts it in)");
 }
 #endif

@@ -104,7 +104,7 @@ bool right(const int *x, const int *sums)
 int run_neighbours(emu_schedule schedule, mistake wrong)
 {
     tsr_backend *b = open_emu(schedule, 1, true);
-    void *x, *sums;
+    void *x = NULL, *sums = NULL;
     int host[N], host_sums[3];
     for (int i = 0; i < N; i++) {
         host[i] = i * 7;
@@ -204,6 +204,16 @@ void failures_are_told()
     CHECK(failures >= 10 && failures < 50);
 }
 
+void strangers_are_refused()
+{
+    tsr_backend *b = NULL;
+    char why[256] = "";
+    CHECK(tsr_cuda_open(&b, "0.0.0", tsr_plugin_layout(), why, sizeof why) == TSR_E_UNSUPPORTED && b == NULL);
+    CHECK(strstr(why, "another build") != NULL);
+    CHECK(tsr_cuda_open(&b, TSR_VERSION, tsr_plugin_layout() + 1, why, sizeof why) == TSR_E_UNSUPPORTED &&
+          b == NULL);
+}
+
 /* ---- RMSNorm --------------------------------------------------------------------------------------------------- */
 
 /* Bound. A thread adds at most 32 or, in rows longer than 1024, d / 256 squares, then 8 more sums come together, each with
@@ -299,6 +309,7 @@ int main()
 {
     mistakes_are_found();
     failures_are_told();
+    strangers_are_refused();
     norms_are_right();
     printf("%s\n", failed == 0 ? "ok" : "not ok");
     return failed != 0;

@@ -19,7 +19,8 @@ MAY = {
     'examples': {'format/base.h', 'format/format.h'},
 }
 ONE_DOOR = {'hdf5.h': {'format/shard_h5.c', 'format/h5_walk.c'}, 'zstd.h': {'format/codec.c', 'plugin/h5zstd.c'},
-            'xxhash.h': {'format/base.c'}, 'pcre2.h': {'model/pretoken.c'}, 'cblas.h': {'kernels/simd/blas.h'}, 'archive.h': {'format/tar_dir.c', 'format/pack.c'}}
+            'xxhash.h': {'format/base.c'}, 'pcre2.h': {'model/pretoken.c'}, 'cblas.h': {'kernels/simd/blas.h'}, 'archive.h': {'format/tar_dir.c', 'format/pack.c'},
+            'cuda_runtime.h': {'kernels/cuda/cuda_priv.cuh'}, 'dlfcn.h': {'kernels/plugin.c'}}
 
 
 def main():

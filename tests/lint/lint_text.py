@@ -18,7 +18,7 @@ def functions(lines):
     """Yields (name, first line number, length) of function definitions (brace in column 0)."""
     start = None
     for i, line in enumerate(lines):
-        if line.startswith('{') and i > 0:
+        if line.startswith('{') and i > 0 and not lines[i - 1].startswith('namespace'):
             k = i - 1
             while k > 0 and lines[k].startswith((' ', '\t')):
                 k -= 1
@@ -44,7 +44,7 @@ def main():
                 for n, line in enumerate(lines, 1):
                     if PATHS.search(line) and not path.startswith('tests/lint'):
                         bad.append(f'{path}:{n}: a path of one machine')
-                if top not in SOURCE or not name.endswith(('.c', '.h')):
+                if top not in SOURCE or not name.endswith(('.c', '.h', '.cu', '.cuh')):
                     continue
                 if len(lines) > FILE_LINES:
                     bad.append(f'{path}: {len(lines)} lines (limit {FILE_LINES}): what wants to move out?')
