@@ -116,6 +116,16 @@ static inline float v_sum(vf v)
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
+/* The sums of the lanes of four vectors. */
+static inline __m128 v_sums4(vf a, vf b, vf c, vf d)
+{
+    __m256 x[4] = { _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)),
+                    _mm256_add_ps(_mm512_castps512_ps256(b), _mm512_extractf32x8_ps(b, 1)),
+                    _mm256_add_ps(_mm512_castps512_ps256(c), _mm512_extractf32x8_ps(c, 1)),
+                    _mm256_add_ps(_mm512_castps512_ps256(d), _mm512_extractf32x8_ps(d, 1)) };
+    __m256 h = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+    return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+}
 /* to[j * ldt + i] = from[i * ldf + j] for a square of VL. */
 static inline void v_transpose(float *to, int64_t ldt, const float *from, int64_t ldf)
 {
@@ -249,6 +259,11 @@ static inline float v_sum(vf v)
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+static inline __m128 v_sums4(vf a, vf b, vf c, vf d)
+{
+    __m256 h = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
 }
 /* to[j * ldt + i] = from[i * ldf + j] for a square of VL. */
 static inline void v_transpose(float *to, int64_t ldt, const float *from, int64_t ldf)
