@@ -165,6 +165,7 @@ static tsr_status record(const tsr_index *ix, int sec, uint64_t first, uint64_t 
                          tsr_err *err)
 {
     uint64_t have = ix->head.sec[sec].bytes / record_bytes[sec];
+    *out = NULL;
     if (count > have || first > have - count) {
         TSR_FAIL(err, TSR_E_FORMAT, "%s: record %llu of section %s is beyond its end", ix->what,
                  (unsigned long long)first, section_names[sec]);

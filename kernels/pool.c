@@ -16,16 +16,20 @@ typedef struct seat {
     pthread_t thread;
 } seat;
 
+/* The gate of the current job: its number in the upper half, whether it may still be entered, how many workers are inside.
+ * The caller waits for those who came in only: one that the system keeps from running holds nobody up. */
+#define GATE_OPEN ((uint64_t)1 << 31)
+#define GATE_INSIDE (GATE_OPEN - 1)
+
 struct tsr_queue {
     int workers;
     void **scratch;
-    seat *seats; /* [1, workers) have threads; 0 is the caller */
-    void (*fn)(void *payload, int64_t i, int worker);
+    seat *seats;                                      /* [1, workers) have threads; 0 is the caller */
+    void (*fn)(void *payload, int64_t i, int worker); /* these three change while nobody is inside */
     void *payload;
     int64_t n;
     _Atomic int64_t next; /* index to take */
-    _Atomic int busy;     /* workers that have not finished the current job */
-    _Atomic uint32_t job; /* counts jobs */
+    _Atomic uint64_t gate;
     _Atomic bool stop;
     _Atomic int asleep;
     pthread_mutex_t lock;
@@ -50,40 +54,48 @@ static void take_all(tsr_queue *q, int worker)
     }
 }
 
-/* Waits for a job other than `seen`. False: the pool ends. */
-static bool next_job(tsr_queue *q, uint32_t seen)
+static bool something_new(tsr_queue *q, uint32_t seen)
+{
+    uint64_t gate = atomic_load(&q->gate);
+    return (gate & GATE_OPEN && (uint32_t)(gate >> 32) != seen) || atomic_load(&q->stop);
+}
+
+static void wait_for_job(tsr_queue *q, uint32_t seen)
 {
     for (int i = 0; i < SPINS; i++) {
-        if (atomic_load_explicit(&q->job, memory_order_acquire) != seen) {
-            return !atomic_load(&q->stop);
+        if (something_new(q, seen)) {
+            return;
         }
         pause_cpu();
     }
     (void)pthread_mutex_lock(&q->lock);
     atomic_fetch_add(&q->asleep, 1);
-    while (atomic_load(&q->job) == seen) {
+    while (!something_new(q, seen)) {
         (void)pthread_cond_wait(&q->wake, &q->lock);
     }
     atomic_fetch_sub(&q->asleep, 1);
     (void)pthread_mutex_unlock(&q->lock);
-    return !atomic_load(&q->stop);
 }
 
 static void *work(void *p)
 {
     seat *s = p;
     tsr_queue *q = s->q;
-    for (uint32_t seen = 0; next_job(q, seen);) {
-        seen++;
-        take_all(q, s->worker);
-        atomic_fetch_sub_explicit(&q->busy, 1, memory_order_release);
+    uint32_t seen = 0;
+    while (!atomic_load(&q->stop)) {
+        wait_for_job(q, seen);
+        uint64_t gate = atomic_load_explicit(&q->gate, memory_order_acquire);
+        if (gate & GATE_OPEN && atomic_compare_exchange_strong(&q->gate, &gate, gate + 1)) {
+            seen = (uint32_t)(gate >> 32);
+            take_all(q, s->worker);
+            atomic_fetch_sub_explicit(&q->gate, 1, memory_order_release);
+        }
     }
     return NULL;
 }
 
-static void announce(tsr_queue *q)
+static void wake_sleepers(tsr_queue *q)
 {
-    atomic_fetch_add(&q->job, 1);
     if (atomic_load(&q->asleep) > 0) {
         (void)pthread_mutex_lock(&q->lock);
         (void)pthread_cond_broadcast(&q->wake);
@@ -103,10 +115,12 @@ void tsr_parallel(tsr_queue *q, int64_t n, void (*fn)(void *payload, int64_t i, 
     q->payload = payload;
     q->n = n;
     atomic_store_explicit(&q->next, 0, memory_order_relaxed);
-    atomic_store_explicit(&q->busy, q->workers - 1, memory_order_relaxed);
-    announce(q);
+    uint64_t job = (atomic_load_explicit(&q->gate, memory_order_relaxed) >> 32) + 1;
+    atomic_store(&q->gate, job << 32 | GATE_OPEN);
+    wake_sleepers(q);
     take_all(q, 0);
-    for (int spins = 0; atomic_load_explicit(&q->busy, memory_order_acquire) > 0; spins++) {
+    atomic_fetch_and(&q->gate, ~GATE_OPEN);
+    for (int spins = 0; (atomic_load_explicit(&q->gate, memory_order_acquire) & GATE_INSIDE) > 0; spins++) {
         if (spins < SPINS) {
             pause_cpu();
         } else {
@@ -133,7 +147,7 @@ void tsr_pool_close(tsr_queue **pq)
     }
     *pq = NULL;
     atomic_store(&q->stop, true);
-    announce(q);
+    wake_sleepers(q);
     for (int i = 1; i < q->workers; i++) {
         (void)pthread_join(q->seats[i].thread, NULL);
     }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The main job on a fresh machine: install, build, then take a small checkpoint in the released Kimi K3 layout through
-# everything: convert, look, verify, reshard, pack, read inside the tar, give back byte for byte.
+# everything: convert, look, verify, reshard, run it (generate, evaluate), pack, read inside the tar, give back byte for byte.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -28,6 +28,9 @@ step cat "$work/ckpt" layers.1.experts.7.gate.weight --slice 0:2,0:8
 step verify --deep "$work/ckpt"
 step reshard "$work/ckpt" "$work/wide" --experts 16
 step diff "$work/ckpt" "$work/wide"
+step backends
+step generate "$work/wide" --prompt 'Tessera' --max-tokens 24 --temperature 1 --seed 7 --expert-cache 200KiB --stats
+step eval "$work/wide" --text README.md --context 512
 step pack "$work/wide" "$work/wide.tar"
 step verify "$work/wide.tar"
 step convert "$work/wide.tar" "$work/back"

@@ -17,22 +17,22 @@ static int64_t blocks_of(int64_t n, int64_t d)
     return (n + rows_of(d) - 1) / rows_of(d);
 }
 
-/* Sums of squares of long rows: four accumulators. */
+/* Sums of squares in f64, four accumulators: a norm's factor is shared by a whole row, and its error by all that follows. */
 static double squares(const float *x, int64_t d)
 {
-    vf s[4] = { v_zero(), v_zero(), v_zero(), v_zero() };
+    vd s[4] = { 0 };
     int64_t j = 0;
-    for (; j + 4 * VL <= d; j += 4 * VL) {
+    for (; j + 2 * VL <= d; j += 2 * VL) {
         for (int k = 0; k < 4; k++) {
-            vf v = v_load(x + j + k * VL);
-            s[k] = v_fma(v, v, s[k]);
+            vd v = vd_load(x + j + k * VL / 2);
+            s[k] += v * v;
         }
     }
-    for (; j < d; j += VL) {
-        vf v = d - j < VL ? v_load_n(x + j, d - j) : v_load(x + j);
-        s[0] = v_fma(v, v, s[0]);
+    double sum = vd_sum((s[0] + s[1]) + (s[2] + s[3]));
+    for (; j < d; j++) {
+        sum += (double)x[j] * (double)x[j];
     }
-    return (double)v_sum((s[0] + s[1]) + (s[2] + s[3]));
+    return sum;
 }
 
 static void rms_rows(void *payload, int64_t i, int worker)

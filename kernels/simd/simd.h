@@ -68,6 +68,18 @@ static inline vf v_pow2(vf n) /* 2^n for whole n in [-126, 127] */
     return _mm512_castsi512_ps(
         _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
 }
+/* VL / 2 floats, widened. */
+typedef __m512d vd;
+static inline vd vd_load(const float *p)
+{
+    return _mm512_cvtps_pd(_mm256_loadu_ps(p));
+}
+static inline double vd_sum(vd v)
+{
+    __m256d h = _mm256_add_pd(_mm512_castpd512_pd256(v), _mm512_extractf64x4_pd(v, 1));
+    __m128d s = _mm_add_pd(_mm256_castpd256_pd128(h), _mm256_extractf128_pd(h, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(s, _mm_unpackhi_pd(s, s)));
+}
 static inline vf v_bf16(const uint16_t *p)
 {
     return _mm512_castsi512_ps(
@@ -103,6 +115,16 @@ static inline float v_sum(vf v)
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+/* The sums of the lanes of four vectors. */
+static inline __m128 v_sums4(vf a, vf b, vf c, vf d)
+{
+    __m256 x[4] = { _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)),
+                    _mm256_add_ps(_mm512_castps512_ps256(b), _mm512_extractf32x8_ps(b, 1)),
+                    _mm256_add_ps(_mm512_castps512_ps256(c), _mm512_extractf32x8_ps(c, 1)),
+                    _mm256_add_ps(_mm512_castps512_ps256(d), _mm512_extractf32x8_ps(d, 1)) };
+    __m256 h = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+    return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
 }
 /* to[j * ldt + i] = from[i * ldf + j] for a square of VL. */
 static inline void v_transpose(float *to, int64_t ldt, const float *from, int64_t ldf)
@@ -194,6 +216,16 @@ static inline vf v_pow2(vf n)
     return _mm256_castsi256_ps(
         _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
+typedef __m256d vd;
+static inline vd vd_load(const float *p)
+{
+    return _mm256_cvtps_pd(_mm_loadu_ps(p));
+}
+static inline double vd_sum(vd v)
+{
+    __m128d s = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(s, _mm_unpackhi_pd(s, s)));
+}
 static inline vf v_bf16(const uint16_t *p)
 {
     return _mm256_castsi256_ps(
@@ -227,6 +259,11 @@ static inline float v_sum(vf v)
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+static inline __m128 v_sums4(vf a, vf b, vf c, vf d)
+{
+    __m256 h = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
 }
 /* to[j * ldt + i] = from[i * ldf + j] for a square of VL. */
 static inline void v_transpose(float *to, int64_t ldt, const float *from, int64_t ldf)
