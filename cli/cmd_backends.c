@@ -12,6 +12,8 @@ static const char *const description[] = {
     "takes, and, for every operation of a model, where it has code of its own (fast), where the plain "
     "reference stands in "
     "(plain), and where it cannot run (-).",
+    "The backend cuda comes in a plugin of its own, which the environment may name (TESSERA_CUDA_PLUGIN). "
+    "\"auto\" does not take it as long as it lacks operations that models need.",
     NULL,
 };
 static const tsr_opt options[] = { TSR_OPT_END };
