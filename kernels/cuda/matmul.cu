@@ -141,9 +141,11 @@ template <tsr_dtype D> __global__ void __launch_bounds__(THREADS) nt_few(product
         }
 #pragma unroll
         for (int i = 0; i < FEW; i++) {
-            const float all = tsr_warp_sum(sum[i]);
-            if (i < p.a.m && lane == 0) {
-                put(p, i, j, all);
+            if (i < p.a.m) {
+                const float all = tsr_warp_sum(sum[i]);
+                if (lane == 0) {
+                    put(p, i, j, all);
+                }
             }
         }
     }
