@@ -117,7 +117,7 @@ static void mxfp4_values(tsr_backend *b)
                 uint8_t code = (uint8_t)((c + r + c / 32) % 16);
                 code = scales[r] == 254 ? code & 11 : code; /* 1.5 2^127 is the last to fit */
                 uint8_t *at = &data[(r * k + c) / 2];
-                *at = c % 2 == 0 ? code : (uint8_t)(*at | code << 4);
+                *at = (uint8_t)(c % 2 == 0 ? code : *at | code << 4);
                 want[r * k + c] = scales[r] == 255 ? (double)NAN : e2m1[code] * ldexp(1, scales[r] - 127);
             }
             memset(&scale[r * (k / 32)], scales[r], (size_t)(k / 32));

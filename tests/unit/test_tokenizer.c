@@ -326,13 +326,10 @@ static void test_added_refused(void **state)
             "c: it is no JSON object");
     refused(&(tsr_tokenizer_opts){ .config = tsr_span_of("{\"added_tokens_decoder\": []}") }, TSR_E_FORMAT,
             "added_tokens_decoder is no JSON object");
-    char *big = malloc(TSR_ADDED_BYTES_MAX + 100);
-    assert_non_null(big);
-    int at = sprintf(big, "{\"added_tokens_decoder\": {\"300\": {\"content\": \"");
-    memset(big + at, 'x', TSR_ADDED_BYTES_MAX + 1);
-    (void)sprintf(big + at + TSR_ADDED_BYTES_MAX + 1, "\"}}}");
+    char name[TSR_ADDED_BYTES_MAX + 2] = "", big[TSR_ADDED_BYTES_MAX + 100];
+    memset(name, 'x', sizeof name - 1);
+    (void)snprintf(big, sizeof big, "{\"added_tokens_decoder\": {\"300\": {\"content\": \"%s\"}}}", name);
     refused(&(tsr_tokenizer_opts){ .config = tsr_span_of(big) }, TSR_E_LIMIT, "1025 bytes");
-    free(big);
     tsr_tokenizer *t = open_config("{}"); /* says nothing, so there are none */
     assert_int_equal(tsr_tokenizer_info_of(t).added, 0);
     tsr_tokenizer_close(&t);
