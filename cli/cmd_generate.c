@@ -281,7 +281,7 @@ static tsr_status on_token(void *payload, const tsr_generated *g, bool *stop, ts
         (void)printf("%s%d", j->made.count > 1 ? "," : "", g->id);
     } else if (j->harmless) {
         put_harmless(g->text.p, g->text.bytes);
-    } else {
+    } else if (g->text.bytes > 0) {
         (void)fwrite(g->text.p, 1, g->text.bytes, stdout); /* a failure shows when it is flushed */
     }
     return tsr_out_flush(err);

@@ -161,11 +161,13 @@ ONE_TO_EIGHT(MXFP4, few_mx, TSR_DT_MXFP4)
 
 static few_fn *few_kernel(tsr_dtype dtype, int64_t rows)
 {
-    return (dtype == TSR_DT_F32     ? few_f32
-            : dtype == TSR_DT_BF16  ? few_bf16
-            : dtype == TSR_DT_F16   ? few_f16
-            : dtype == TSR_DT_MXFP4 ? few_mx
-                                    : few_f8)[rows - 1];
+    switch (dtype) {
+    case TSR_DT_F32: return few_f32[rows - 1];
+    case TSR_DT_BF16: return few_bf16[rows - 1];
+    case TSR_DT_F16: return few_f16[rows - 1];
+    case TSR_DT_MXFP4: return few_mx[rows - 1];
+    default: return few_f8[rows - 1];
+    }
 }
 
 /* Rows of a weight in one piece: about 32 KiB to read, and pieces of about the same size. */

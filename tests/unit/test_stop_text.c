@@ -15,7 +15,9 @@ static void append(tsr_bytes *b, const char *p, size_t n)
         b->p = realloc(b->p, b->room);
         assert_non_null(b->p);
     }
-    memcpy(b->p + b->count, p, n);
+    if (n > 0) {
+        memcpy(b->p + b->count, p, n);
+    }
     b->count += n;
 }
 
