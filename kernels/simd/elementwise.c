@@ -94,6 +94,8 @@ tsr_status TSR_SIMD(copy2d)(tsr_queue *q, const tsr_copy2d_args *a)
 
 /* ---- sum of squares ---------------------------------------------------------------------------------------------- */
 
+#define ROUND 256 /* pieces whose sums are kept at once */
+
 typedef struct squares {
     const tsr_sum_squares_args *a;
     double *part;
@@ -114,7 +116,7 @@ static void squares_piece(void *payload, int64_t piece, int worker)
     for (; at < end; at++) {
         s[0] += (double)j->a->x[at] * (double)j->a->x[at];
     }
-    j->part[piece % 4096] = ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+    j->part[piece % ROUND] = ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
 }
 
 typedef struct squares_round {
@@ -132,8 +134,8 @@ tsr_status TSR_SIMD(sum_squares)(tsr_queue *q, const tsr_sum_squares_args *a)
 {
     int64_t count = pieces(a->n);
     squares_round r = { .j = { a, tsr_scratch(q, 0) } };
-    for (r.first = 0; r.first < count; r.first += 4096) {
-        int64_t n = count - r.first < 4096 ? count - r.first : 4096;
+    for (r.first = 0; r.first < count; r.first += ROUND) {
+        int64_t n = count - r.first < ROUND ? count - r.first : ROUND;
         tsr_parallel(q, n, squares_shifted, &r);
         for (int64_t i = 0; i < n; i++) {
             *a->out += r.j.part[i];
