@@ -28,8 +28,8 @@ static void adamw_case(ck *t, int64_t n, int64_t step, double b1, double b2, dou
         double g = fabs((double)r.g[i] * 0.37), m = fabs((double)r.m[i]), v = (double)r.v[i];
         mm[i] = (1 - b1) * (m + g);
         mv[i] = (1 - b2) * (v + g * g);
-        mw[i] = lr * (m + mm[i]) / c1 / (sqrt((b2 * v + (1 - b2) * g * g) / c2) + 1e-8) +
-                lr * decay * fabs((double)r.w[i]);
+        double next = b2 * v + (1 - b2) * g * g, share = next > 0 ? 1 + mv[i] / next : 1;
+        mw[i] = lr * (m + mm[i]) / c1 / (sqrt(next / c2) + 1e-8) * share + lr * decay * fabs((double)r.w[i]);
     }
     d.w = ck_dev(t, r.w, bytes);
     d.m = ck_dev(t, r.m, bytes);
