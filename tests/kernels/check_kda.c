@@ -295,7 +295,7 @@ static void bwd(ck *t, const shape *s, decay kind, int64_t chunk, bool bare)
     ck_f32(t, "dv", r.d_v, d.d_v, NULL, nv, of_largest(r.d_v, nv, 16));
     /* Differences of sums over a chunk. */
     ck_f32(t, "dg", r.dg, d.dg, NULL, nk, of_largest(r.dg, nk, 40));
-    ck_f32(t, "dbeta", r.dbeta, d.dbeta, NULL, rows, of_largest(r.dbeta, rows, 24));
+    ck_f32(t, "dbeta", r.dbeta, d.dbeta, NULL, rows, of_largest(r.dbeta, rows, 64)); /* sums of dk dv products */
     if (!bare) {
         ck_f32(t, "dstate0", r.dstate0, d.dstate0, NULL, in.states, of_largest(r.dstate0, in.states, 16));
     }
