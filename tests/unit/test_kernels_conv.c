@@ -12,14 +12,10 @@
 
 #include <cmocka.h>
 
+#include "tests/harness/hosts.h"
+
 enum { N = 11, C = 3, KW = 4, SEGS = 3 };
 static const int64_t seg[SEGS + 1] = { 0, 2, 2, 11 };
-
-static double noise(uint64_t *s)
-{
-    *s = *s * 6364136223846793005u + 1442695040888963407u;
-    return (double)(*s >> 11) / 4503599627370496.0 - 1.0;
-}
 
 static void formula(double *y, const double *x, const double *w, const double *history)
 {
@@ -108,16 +104,7 @@ static void gradients(tsr_backend *b)
 static void gradients_are_central_differences(void **state)
 {
     (void)state;
-    for (int i = 0; tsr_backend_names[i] != NULL; i++) {
-        tsr_backend *b = NULL;
-        tsr_err err;
-        if (tsr_backend_open(&b, tsr_backend_names[i], 1, &err) != TSR_OK) {
-            print_message("skipped: %s\n", err.msg);
-        } else if (b->host) {
-            gradients(b);
-        }
-        tsr_backend_close(&b);
-    }
+    on_each_host(gradients);
 }
 
 int main(void)

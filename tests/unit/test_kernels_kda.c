@@ -15,22 +15,9 @@
 
 #include <cmocka.h>
 
-/* ---- helpers --------------------------------------------------------------------------------------------------- */
+#include "tests/harness/hosts.h"
 
-/* Calls fn with each backend of this machine whose memory is ours. */
-static void on_each(void (*fn)(tsr_backend *b))
-{
-    for (int i = 0; tsr_backend_names[i] != NULL; i++) {
-        tsr_backend *b = NULL;
-        tsr_err err;
-        if (tsr_backend_open(&b, tsr_backend_names[i], 2, &err) != TSR_OK) {
-            print_message("skipped: %s\n", err.msg);
-        } else if (b->host) {
-            fn(b);
-        }
-        tsr_backend_close(&b);
-    }
-}
+/* ---- helpers --------------------------------------------------------------------------------------------------- */
 
 static float *floats(int64_t n)
 {
@@ -47,12 +34,6 @@ static float *copy(const float *p, int64_t n)
     float *c = floats(n);
     memcpy(c, p, (size_t)n * sizeof *c);
     return c;
-}
-
-static double noise(uint64_t *s) /* uniform in (-1, 1) */
-{
-    *s = *s * 6364136223846793005u + 1442695040888963407u;
-    return (double)(*s >> 11) / 4503599627370496.0 - 1.0;
 }
 
 static void expect_close(tsr_backend *b, const char *what, const float *got, const float *want, int64_t n,
@@ -354,7 +335,7 @@ static void right_answers(tsr_backend *b)
 static void gives_the_right_answers(void **state)
 {
     (void)state;
-    on_each(right_answers);
+    on_each_host(right_answers);
 }
 
 /* ---- other cuts ------------------------------------------------------------------------------------------------ */
@@ -410,7 +391,7 @@ static void cuts(tsr_backend *b)
 static void segments_do_not_see_each_other(void **state)
 {
     (void)state;
-    on_each(cuts);
+    on_each_host(cuts);
 }
 
 /* A sequence in two calls, cut anywhere, the state handed on. */
@@ -457,7 +438,7 @@ static void splits(tsr_backend *b)
 static void state_carries_a_cut_sequence(void **state)
 {
     (void)state;
-    on_each(splits);
+    on_each_host(splits);
 }
 
 /* ---- central differences --------------------------------------------------------------------------------------- */
@@ -585,8 +566,8 @@ static void gate_differences(tsr_backend *b)
 static void gradients_are_central_differences(void **state)
 {
     (void)state;
-    on_each(differences);
-    on_each(gate_differences);
+    on_each_host(differences);
+    on_each_host(gate_differences);
 }
 
 static void gate_values(void **state)
@@ -686,7 +667,7 @@ static void extremes(tsr_backend *b)
 static void no_decay_is_too_strong(void **state)
 {
     (void)state;
-    on_each(extremes);
+    on_each_host(extremes);
 }
 
 int main(void)

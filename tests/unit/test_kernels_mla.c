@@ -13,15 +13,11 @@
 
 #include <cmocka.h>
 
+#include "tests/harness/hosts.h"
+
 enum { N = 9, H = 2, DN = 3, DR = 2, DV = 4, SEGS = 3, Q = DN + DR, KV = DN + DV, R = 5 };
 static const int64_t seg[SEGS + 1] = { 0, 3, 3, 9 };
 static const double scale = 0.7;
-
-static double noise(uint64_t *s)
-{
-    *s = *s * 6364136223846793005u + 1442695040888963407u;
-    return (double)(*s >> 11) / 4503599627370496.0 - 1.0;
-}
 
 static void draw(double *x, float *f, int n, uint64_t *rng)
 {
@@ -245,18 +241,9 @@ static void absorbed(tsr_backend *b)
 static void on_every_backend(void **state)
 {
     (void)state;
-    for (int i = 0; tsr_backend_names[i] != NULL; i++) {
-        tsr_backend *b = NULL;
-        tsr_err err;
-        if (tsr_backend_open(&b, tsr_backend_names[i], 2, &err) != TSR_OK) {
-            print_message("skipped: %s\n", err.msg);
-        } else if (b->host) {
-            forward(b);
-            backward(b);
-            absorbed(b);
-        }
-        tsr_backend_close(&b);
-    }
+    on_each_host(forward);
+    on_each_host(backward);
+    on_each_host(absorbed);
 }
 
 int main(void)

@@ -12,14 +12,10 @@
 
 #include <cmocka.h>
 
+#include "tests/harness/hosts.h"
+
 enum { N = 7, E = 13, K = 4, D = 5 };
 static tsr_backend *cpu;
-
-static double noise(uint64_t *s)
-{
-    *s = *s * 6364136223846793005u + 1442695040888963407u;
-    return (double)(*s >> 11) / 4503599627370496.0 - 1.0;
-}
 
 static void fill(float *p, int64_t n, uint64_t *s)
 {
