@@ -86,17 +86,18 @@ static void fill_fwd(bk *b, tsr_kda_fwd_args *a, const int64_t *seg)
 /* Flops counted as those of the recurrence, so that rates compare with kda_step. */
 void bk_kda_fwd(bk *b)
 {
-    for (int i = 0; i < 6; i++) {
-        static const int64_t seg[][2] = { { 0, 4096 }, { 0, 16384 } };
-        tsr_kda_fwd_args a = { .h = 4, .dk = D, .dv = D, .segs = 1, .chunk = i < 3 ? 16 << i : 64 };
-        a.n = seg[i == 4][1];
-        fill_fwd(b, &a, seg[i == 4]);
+    for (int i = 0; i < 7; i++) {
+        static const int64_t seg[][2] = { { 0, 4096 }, { 0, 16384 }, { 0, 1 << 20 } };
+        const int64_t *length = seg[i == 4 ? 1 : i == 6 ? 2 : 0];
+        tsr_kda_fwd_args a = { .h = i == 6 ? 2 : 4, .dk = D, .dv = D, .segs = 1, .chunk = i < 3 ? 16 << i : 64 };
+        a.n = length[1];
+        fill_fwd(b, &a, length);
         a.bounded = i != 3;
         a.state = i == 5 ? bk_f32(b, a.h * D * D, 0.1f) : NULL;
         a.saved = i == 5 ? bk_f32(b, a.n / 64 * a.h * D * D, 0.1f) : NULL;
         char what[64];
-        (void)snprintf(what, sizeof what, "%lld tokens, 4 heads, chunk %lld%s%s", (long long)a.n,
-                       (long long)a.chunk, a.bounded ? "" : " unb.", i == 5 ? " saved" : "");
+        (void)snprintf(what, sizeof what, "%lld tokens, %lld heads, chunk %lld%s%s", (long long)a.n,
+                       (long long)a.h, (long long)a.chunk, a.bounded ? "" : " unb.", i == 5 ? " saved" : "");
         double work = (double)(a.n * a.h * D);
         BK_TIME(b, kda_fwd, what, 7 * D * work, 20 * work, &a);
     }
