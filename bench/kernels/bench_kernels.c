@@ -42,6 +42,17 @@ float *bk_f32(bk *b, int64_t n, float scale)
     return p;
 }
 
+int32_t *bk_ids(bk *b, int64_t n, int64_t below)
+{
+    int32_t *h = malloc((size_t)n * sizeof *h);
+    for (int64_t i = 0; i < n; i++) {
+        h[i] = (int32_t)((uint32_t)i * 2654435761u % (uint32_t)below);
+    }
+    int32_t *p = bk_copy(b, h, (size_t)n * sizeof *h);
+    free(h);
+    return p;
+}
+
 void *bk_bytes(bk *b, size_t bytes)
 {
     uint8_t *h = malloc(bytes);

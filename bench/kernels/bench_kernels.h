@@ -15,6 +15,7 @@ typedef struct bk {
 float *bk_f32(bk *b, int64_t n, float scale);
 void *bk_bytes(bk *b, size_t bytes); /* random bytes */
 void *bk_copy(bk *b, const void *src, size_t bytes);
+int32_t *bk_ids(bk *b, int64_t n, int64_t below); /* n numbers in [0, below), spread */
 /* Runs fn several times after one warm-up; flops and bytes are what one call must do and must move. */
 void bk_time(bk *b, const char *what, double flops, double bytes, void (*fn)(bk *b, const void *args),
              const void *args);

@@ -12,6 +12,8 @@
 
 #include <cmocka.h>
 
+#include "tests/harness/hosts.h"
+
 static uint64_t seed = 88172645463325252u;
 
 static int64_t below(int64_t n)
@@ -22,7 +24,7 @@ static int64_t below(int64_t n)
     return (int64_t)((seed >> 11) % (uint64_t)n);
 }
 
-static float *noise(int64_t n)
+static float *drawn(int64_t n)
 {
     float *p = malloc((size_t)n * sizeof *p);
     for (int64_t i = 0; i < n; i++) {
@@ -38,28 +40,6 @@ static double dot(const float *a, const float *b, int64_t n)
         s += (double)a[i] * (double)b[i];
     }
     return s;
-}
-
-/* Calls one on each backend that this machine has. */
-static void each_backend(void (*one)(tsr_backend *b))
-{
-    int opened = 0;
-    for (size_t i = 0; tsr_backend_names[i] != NULL; i++) {
-        tsr_backend *b = NULL;
-        tsr_err err;
-        tsr_status st = tsr_backend_open(&b, tsr_backend_names[i], 2, &err);
-        if (st == TSR_E_UNSUPPORTED) {
-            print_message("skipped: %s\n", err.msg);
-            continue;
-        }
-        assert_int_equal(st, TSR_OK);
-        if (b->host) {
-            one(b);
-            opened++;
-        }
-        tsr_backend_close(&b);
-    }
-    assert_true(opened > 0);
 }
 
 /* The weight, row by row, times the identity: all columns at once, then one by one (other kernels). NaN anywhere in a row
@@ -149,7 +129,7 @@ static void f8_values(tsr_backend *b)
     expect_values(b, &w, want);
     for (int r = 0; r < N; r += 3) { /* now NaN: rows with one of the two codes */
         data[r * K + r] = r % 2 == 0 ? 0x7f : 0xff;
-        float *y = malloc(20 * N * sizeof *y), *x = noise(20 * K);
+        float *y = malloc(20 * N * sizeof *y), *x = drawn(20 * K);
         for (int64_t m = 1; m <= 20; m += 19) {
             tsr_gemm_nt_args a = { y, x, w, m, 0, 0, false };
             assert_int_equal(tsr_gemm_nt(b, &a), TSR_OK);
@@ -169,8 +149,8 @@ static void adjoint(tsr_backend *b)
 {
     for (int i = 0; i < 40; i++) {
         int64_t m = 1 + below(i % 2 == 0 ? 12 : 80), n = 1 + below(150), k = 1 + below(300);
-        float *x = noise(m * k), *dy = noise(m * n), *w = noise(n * k);
-        float *y = noise(m * n), *dx = noise(m * k), *dw = calloc((size_t)(n * k), sizeof *dw);
+        float *x = drawn(m * k), *dy = drawn(m * n), *w = drawn(n * k);
+        float *y = drawn(m * n), *dx = drawn(m * k), *dw = calloc((size_t)(n * k), sizeof *dw);
         tsr_weight weight = { w, NULL, TSR_DT_F32, n, k };
         assert_int_equal(tsr_gemm_nt(b, &(tsr_gemm_nt_args){ y, x, weight, m, 0, 0, false }), TSR_OK);
         assert_int_equal(tsr_gemm_nn(b, &(tsr_gemm_nn_args){ dx, dy, weight, m, 0, 0, false }), TSR_OK);
@@ -200,7 +180,7 @@ static void adjoint(tsr_backend *b)
 static void accumulates(tsr_backend *b)
 {
     int64_t n = 70, k = 96;
-    float *w = noise(n * k), *x = noise(30 * k), *y = malloc(30 * (size_t)n * sizeof *y),
+    float *w = drawn(n * k), *x = drawn(30 * k), *y = malloc(30 * (size_t)n * sizeof *y),
           *z = malloc(30 * (size_t)n * sizeof *z);
     for (int64_t m = 0; m <= 30; m += 3) {
         tsr_weight weight = { w, NULL, TSR_DT_F32, n, k };
@@ -223,25 +203,25 @@ static void accumulates(tsr_backend *b)
 static void test_mxfp4(void **state)
 {
     (void)state;
-    each_backend(mxfp4_values);
+    on_each_host(mxfp4_values);
 }
 
 static void test_f8(void **state)
 {
     (void)state;
-    each_backend(f8_values);
+    on_each_host(f8_values);
 }
 
 static void test_adjoint(void **state)
 {
     (void)state;
-    each_backend(adjoint);
+    on_each_host(adjoint);
 }
 
 static void test_accumulate(void **state)
 {
     (void)state;
-    each_backend(accumulates);
+    on_each_host(accumulates);
 }
 
 int main(void)

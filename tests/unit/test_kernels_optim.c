@@ -12,6 +12,8 @@
 
 #include <cmocka.h>
 
+#include "tests/harness/hosts.h"
+
 enum { STEPS = 5 };
 static const char *const shapes[] = { "24x40", "40x24", "16x16" };
 static golden file;
@@ -110,22 +112,22 @@ static void muon_on(tsr_backend *b, int64_t count)
     }
 }
 
+static void one_matrix(tsr_backend *b)
+{
+    muon_on(b, 1);
+}
+
+static void three_matrices(tsr_backend *b)
+{
+    muon_on(b, 3);
+}
+
 static void on_every_backend(void **state)
 {
     (void)state;
-    for (size_t i = 0; tsr_backend_names[i] != NULL; i++) {
-        tsr_backend *b = NULL;
-        tsr_err err;
-        if (tsr_backend_open(&b, tsr_backend_names[i], 2, &err) != TSR_OK || !b->host) {
-            print_message("skipped: %s\n", b == NULL ? err.msg : "not a host backend");
-            tsr_backend_close(&b);
-            continue;
-        }
-        adamw_on(b);
-        muon_on(b, 1);
-        muon_on(b, 3);
-        tsr_backend_close(&b);
-    }
+    on_each_host(adamw_on);
+    on_each_host(one_matrix);
+    on_each_host(three_matrices);
 }
 
 /* Over many weights the roundings even out, and the mean step is the decay asked for, far below one unit of
