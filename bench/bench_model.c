@@ -154,10 +154,10 @@ static void measure(const tsr_spec *spec, const tsr_weight_source *src, int thre
     CHECK_OK(tsr_model_open(&m, spec, src, &(tsr_model_opts){ .max_tokens = PREFILL, .expert_cache = cache },
                             b, NULL, &err));
     limit l = { .bytes = (size_t)256 << 20 };
-    l.a = malloc(l.bytes);
+    CHECK(b->alloc(b, (void **)&l.a, l.bytes) == TSR_OK); /* as the weights are */
     l.c = malloc((size_t)b->threads * GEMM * GEMM * sizeof *l.c);
     float *logits = malloc((size_t)spec->vocab * sizeof *logits);
-    CHECK(l.a != NULL && l.c != NULL && logits != NULL);
+    CHECK(l.c != NULL && logits != NULL);
     for (size_t i = 0; i < l.bytes / 4; i++) {
         l.a[i] = (float)(i % 997) * 1e-3f;
     }
@@ -194,7 +194,7 @@ static void measure(const tsr_spec *spec, const tsr_weight_source *src, int thre
                (double)(after.wait_ns - before.wait_ns) / 1e9 / (ROUNDS * (PREFILL * tp + DECODE * td)) *
                    100);
     }
-    free(l.a);
+    b->release(b, l.a);
     free(l.c);
     free(logits);
     tsr_model_close(&m);

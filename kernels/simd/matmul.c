@@ -8,6 +8,8 @@
 
 #define FEW 8
 #define SUM_T 32     /* columns that are summed in one go: short sums lose less */
+#define FEW_PIECES 32
+#define FEW_PIECE ((int64_t)16384) /* bytes of a weight */
 #define TWICE_FEW 12 /* so many rows are done in two halves, if x then fits the first level of the cache */
 #define TWICE_K 1024
 #define ROUND_FLOATS (1 << 20) /* packed, then used, while the cache still holds them */
@@ -89,6 +91,41 @@ ALWAYS void few_plain(const tsr_dtype dtype, const int rows, const int at, const
     }
 }
 
+/* One row of x, and one row of the weight after the other: memory is read in one stream, which the processor foresees
+ * best, and in whole vectors, which hold two columns a lane. x is packed to fit: 2 VL columns as VL even and VL odd. */
+static void one_bf16(const jobs *p, const job *j, int64_t r, int64_t end)
+{
+    for (; r < end; r++) {
+        const char *w = j->w + r * p->k * 2;
+        vf even, odd, sum[4] = { v_zero(), v_zero(), v_zero(), v_zero() };
+        int64_t c = 0;
+        for (; c + 4 * VL <= p->k; c += 4 * VL) {
+#pragma GCC unroll 2
+            for (int s = 0; s < 4; s += 2) {
+                v_bf16_pair(w + 2 * (c + s * VL), &even, &odd);
+                sum[s] = v_fma(even, v_load(j->packed + c + s * VL), sum[s]);
+                sum[s + 1] = v_fma(odd, v_load(j->packed + c + s * VL + VL), sum[s + 1]);
+            }
+        }
+        for (; c < p->k; c += VL) {
+            int64_t n = at_most(VL, p->k - c);
+            vf v = n == VL ? stored_vec(TSR_DT_BF16, w, NULL, c) : stored_vec_n(TSR_DT_BF16, w, NULL, c, n);
+            sum[0] = v_fma(v, n == VL ? v_load(j->x + c) : v_load_n(j->x + c, n), sum[0]);
+        }
+        put(&j->y[r], v_sum((sum[0] + sum[1]) + (sum[2] + sum[3])), p->accumulate);
+    }
+}
+
+static void pack_pairs(const jobs *p, const job *j)
+{
+    for (int64_t c = 0; c + 2 * VL <= p->k; c += 2 * VL) {
+        for (int64_t i = 0; i < VL; i++) {
+            j->packed[c + i] = j->x[c + 2 * i];
+            j->packed[c + VL + i] = j->x[c + 2 * i + 1];
+        }
+    }
+}
+
 /* A row of x in stored order, with zeros at its end; no power of two, for the cache's sake. */
 static int64_t few_length(int64_t k)
 {
@@ -142,8 +179,7 @@ typedef void few_fn(const jobs *p, const job *j, int64_t r, int64_t end);
             few_mxfp4(rows, p, j, r);                                                                        \
         }                                                                                                    \
     }
-#define ONE_TO_EIGHT(F, name, dtype)                                                                         \
-    F(name, dtype, 1)                                                                                        \
+#define TWO_TO_EIGHT(F, name, dtype, first)                                                                  \
     F(name, dtype, 2)                                                                                        \
     F(name, dtype, 3)                                                                                        \
     F(name, dtype, 4)                                                                                        \
@@ -151,10 +187,13 @@ typedef void few_fn(const jobs *p, const job *j, int64_t r, int64_t end);
     F(name, dtype, 6)                                                                                        \
     F(name, dtype, 7)                                                                                        \
     F(name, dtype, 8)                                                                                        \
-    static few_fn *const name[FEW] = { name##_1, name##_2, name##_3, name##_4,                               \
+    static few_fn *const name[FEW] = { first,    name##_2, name##_3, name##_4,                               \
                                        name##_5, name##_6, name##_7, name##_8 };
+#define ONE_TO_EIGHT(F, name, dtype)                                                                         \
+    F(name, dtype, 1)                                                                                        \
+    TWO_TO_EIGHT(F, name, dtype, name##_1)
 ONE_TO_EIGHT(PLAIN, few_f32, TSR_DT_F32)
-ONE_TO_EIGHT(PLAIN, few_bf16, TSR_DT_BF16)
+TWO_TO_EIGHT(PLAIN, few_bf16, TSR_DT_BF16, one_bf16)
 ONE_TO_EIGHT(PLAIN, few_f16, TSR_DT_F16)
 ONE_TO_EIGHT(PLAIN, few_f8, TSR_DT_F8_E4M3)
 ONE_TO_EIGHT(MXFP4, few_mx, TSR_DT_MXFP4)
@@ -170,11 +209,12 @@ static few_fn *few_kernel(tsr_dtype dtype, int64_t rows)
     }
 }
 
-/* Rows of a weight in one piece: about 32 KiB to read, and pieces of about the same size. */
+/* Rows of a weight in one piece: long streams, but enough pieces for every worker; pieces of about the same size. */
 static int64_t few_block(const jobs *p)
 {
-    int64_t rows = 32768 / row_bytes(p->dtype, p->k);
-    rows = rows < 8 ? 8 : rows > 256 ? 256 : rows;
+    int64_t row = row_bytes(p->dtype, p->k), part = p->count * p->n * row / FEW_PIECES;
+    int64_t rows = (part < FEW_PIECE ? FEW_PIECE : part > 8 * FEW_PIECE ? 8 * FEW_PIECE : part) / row;
+    rows = rows < 8 ? 8 : rows;
     int64_t pieces = (p->n + rows - 1) / rows;
     return round_up((p->n + pieces - 1) / pieces, 8);
 }
@@ -284,7 +324,9 @@ static void pack_piece(void *payload, int64_t i, int worker)
         i -= j->packed == NULL ? 0 : panels(j->rows);
         j++;
     }
-    if (j->rows <= FEW) {
+    if (j->rows == 1 && p->dtype == TSR_DT_BF16) {
+        pack_pairs(p, j);
+    } else if (j->rows <= FEW) {
         pack_rows(p, j);
     } else {
         pack_panel(p, j, i * TILE_LANES, j->packed + i * p->k * TILE_LANES);
@@ -400,6 +442,7 @@ static void nt_add(jobs *p, job all)
         one.y += r * all.y_stride;
         int64_t lanes = one.rows > FEW             ? panels(one.rows) * TILE_LANES
                         : p->dtype == TSR_DT_MXFP4 ? one.rows
+                        : p->dtype == TSR_DT_BF16  ? one.rows == 1
                                                    : 0;
         if (p->count == JOBS_MAX || (p->room_used > 0 && p->room_used + lanes * length > ROUND_FLOATS)) {
             nt_run(p);

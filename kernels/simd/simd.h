@@ -85,6 +85,13 @@ static inline vf v_bf16(const uint16_t *p)
     return _mm512_castsi512_ps(
         _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p)), 16));
 }
+/* 2 VL of them: those at even places, those at odd places. */
+static inline void v_bf16_pair(const void *p, vf *even, vf *odd)
+{
+    __m512i two = _mm512_loadu_si512(p);
+    *even = _mm512_castsi512_ps(_mm512_slli_epi32(two, 16));
+    *odd = _mm512_castsi512_ps(_mm512_and_si512(two, _mm512_set1_epi32((int)0xffff0000)));
+}
 static inline vi vi_load(const int32_t *p)
 {
     return _mm512_loadu_si512(p);
@@ -230,6 +237,12 @@ static inline vf v_bf16(const uint16_t *p)
 {
     return _mm256_castsi256_ps(
         _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)), 16));
+}
+static inline void v_bf16_pair(const void *p, vf *even, vf *odd)
+{
+    __m256i two = _mm256_loadu_si256((const __m256i *)p);
+    *even = _mm256_castsi256_ps(_mm256_slli_epi32(two, 16));
+    *odd = _mm256_castsi256_ps(_mm256_and_si256(two, _mm256_set1_epi32((int)0xffff0000)));
 }
 static inline vi vi_load(const int32_t *p)
 {
