@@ -42,6 +42,7 @@ static run begin(tsr_model *m, const tsr_batch *in, tsr_session *s, bool dry, ts
                   .targets = m->targets,
                   .s = s,
                   .trace = in->trace,
+                  .watch = in->watch,
                   .err = err };
 }
 
@@ -208,9 +209,15 @@ tsr_status tsr_model_loss(tsr_model *m, const tsr_batch *in, tsr_loss *out, tsr_
         out->count += in->targets[i] >= 0;
     }
     r.trace = NULL;
+    r.watch = NULL; /* not again when backward recomputes */
     m->last = r;
     m->can_go_back = true;
     return TSR_OK;
+}
+
+const float *tsr_model_losses(const tsr_model *m)
+{
+    return m->host_f32;
 }
 
 tsr_status tsr_model_backward(tsr_model *m, double scale, tsr_err *err)

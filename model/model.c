@@ -1,6 +1,7 @@
 /* model.c - planning, opening and closing a model. */
 #include "model/model_priv.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,6 +39,12 @@ static tsr_status expert_plan(tsr_plan *out, const tsr_model *m, const tsr_weigh
     return TSR_OK;
 }
 
+static uint64_t workspace_of(tsr_model *m)
+{
+    size_t most = run_bytes(m, m->o.max_tokens, m->o.max_segs), one = run_bytes(m, 1, 1);
+    return one > most ? one : most;
+}
+
 /* Fills m->p and m->plan. */
 static tsr_status plan(tsr_model *m, const tsr_weight_source *src, int64_t context, tsr_dtype cache,
                        tsr_err *err)
@@ -51,9 +58,7 @@ static tsr_status plan(tsr_model *m, const tsr_weight_source *src, int64_t conte
     out->weights = m->p.weight_bytes;
     out->grads = m->p.grad_bytes;
     TSR_TRY(expert_plan(out, m, src, err));
-    out->workspace = run_bytes(m, m->o.max_tokens, m->o.max_segs);
-    size_t one = run_bytes(m, 1, 1);
-    out->workspace = one > out->workspace ? one : out->workspace;
+    out->workspace = workspace_of(m);
     for (int32_t i = 0; !m->o.train && i < m->spec.layers; i++) {
         size_t state, conv, per_token;
         session_sizes(&m->spec, i, cache, &state, &conv, &per_token);
@@ -116,16 +121,15 @@ static tsr_status check_ops(const tsr_backend *b, tsr_err *err)
     return TSR_OK;
 }
 
-static tsr_status take_memory(tsr_model *m, tsr_err *err)
+/* What depends on the number of tokens of a call. */
+static tsr_status take_workspace(tsr_model *m, tsr_err *err)
 {
     tsr_backend *b = m->b;
     size_t n = (size_t)m->o.max_tokens;
     m->ws = (stack){ .size = m->plan.workspace };
     m->route_host = malloc(n * (size_t)m->spec.top_k * sizeof *m->route_host);
-    m->distinct = malloc((size_t)m->spec.experts * sizeof *m->distinct);
-    m->seen = malloc((size_t)m->spec.experts);
     m->host_f32 = malloc(n * sizeof *m->host_f32);
-    bool ok = m->route_host != NULL && m->distinct != NULL && m->seen != NULL && m->host_f32 != NULL;
+    bool ok = m->route_host != NULL && m->host_f32 != NULL;
     ok = ok && b->alloc(b, &m->ws_memory, m->ws.size) == TSR_OK;
     ok = ok && b->alloc(b, (void **)&m->ids, n * sizeof *m->ids) == TSR_OK;
     ok = ok && b->alloc(b, (void **)&m->targets, n * sizeof *m->targets) == TSR_OK;
@@ -139,6 +143,41 @@ static tsr_status take_memory(tsr_model *m, tsr_err *err)
                  b->name, (unsigned long long)m->ws.size);
     }
     return TSR_OK;
+}
+
+static void give_workspace(tsr_model *m)
+{
+    void **const blocks[] = { &m->ws_memory,    (void **)&m->ids,    (void **)&m->targets,
+                              (void **)&m->seg, (void **)&m->losses, (void **)&m->lse };
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
+        if (*blocks[i] != NULL) {
+            m->b->release(m->b, *blocks[i]);
+            *blocks[i] = NULL;
+        }
+    }
+    free(m->route_host);
+    free(m->host_f32);
+    m->route_host = NULL;
+    m->host_f32 = NULL;
+}
+
+static tsr_status take_memory(tsr_model *m, tsr_err *err)
+{
+    size_t heads = (size_t)(m->spec.mla_heads > 0 ? m->spec.mla_heads : 1);
+    m->distinct = malloc((size_t)m->spec.experts * sizeof *m->distinct);
+    m->seen = malloc((size_t)m->spec.experts);
+    m->no_logits = malloc(heads * sizeof *m->no_logits);
+    bool ok = m->distinct != NULL && m->seen != NULL && m->no_logits != NULL;
+    ok = ok && (!m->o.train || m->b->alloc(m->b, (void **)&m->max_logits,
+                                           (size_t)m->spec.layers * heads * sizeof *m->max_logits) == TSR_OK);
+    if (!ok) {
+        TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
+    }
+    for (size_t i = 0; i < heads; i++) {
+        m->no_logits[i] = -INFINITY;
+    }
+    TSR_TRY(m->o.train ? tsr_model_max_logits_reset(m, err) : TSR_OK);
+    return take_workspace(m, err);
 }
 
 static tsr_status open_experts(tsr_model *m, const tsr_weight_source *src, const tsr_progress *p,
@@ -195,16 +234,13 @@ void tsr_model_close(tsr_model **pm)
     tsr_backend *b = m->b;
     tsr_experts_close(&m->experts);
     params_free(&m->p, b);
-    void *const blocks[] = { m->ws_memory, m->ids, m->targets, m->seg, m->losses, m->lse };
-    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
-        if (blocks[i] != NULL) {
-            b->release(b, blocks[i]);
-        }
+    give_workspace(m);
+    if (m->max_logits != NULL) {
+        b->release(b, m->max_logits);
     }
-    free(m->route_host);
+    free(m->no_logits);
     free(m->distinct);
     free(m->seen);
-    free(m->host_f32);
     free(m->saved);
     free(m);
 }
@@ -254,6 +290,44 @@ tsr_status tsr_model_zero_grads(tsr_model *m, tsr_err *err)
     TSR_ASSERT(m->o.train);
     if (m->b->zero(m->b, m->p.grads, m->p.grad_bytes) != TSR_OK) {
         TSR_FAIL(err, TSR_E_IO, "%s: cannot clear the gradients", m->b->name);
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_model_reshape(tsr_model *m, const tsr_model_opts *o, tsr_err *err)
+{
+    TSR_ASSERT(m->o.train && o->train);
+    m->can_go_back = false;
+    m->o = with_defaults(o);
+    give_workspace(m);
+    m->plan.total -= m->plan.workspace;
+    m->plan.workspace = workspace_of(m);
+    m->plan.total += m->plan.workspace;
+    if (m->o.mem_limit > 0 && m->plan.total > m->o.mem_limit) {
+        TSR_FAIL(err, TSR_E_LIMIT, "needs %llu MiB of memory, %llu are allowed",
+                 (unsigned long long)(m->plan.total >> 20), (unsigned long long)(m->o.mem_limit >> 20));
+    }
+    return take_workspace(m, err);
+}
+
+tsr_status tsr_model_max_logits(const tsr_model *m, int32_t layer, float *out, tsr_err *err)
+{
+    TSR_ASSERT(m->o.train && layer >= 0 && layer < m->spec.layers &&
+               m->spec.layer_kind[layer] == TSR_LAYER_MLA);
+    const float *at = m->max_logits + (int64_t)layer * m->spec.mla_heads;
+    if (m->b->download(m->b, out, at, (size_t)m->spec.mla_heads * sizeof *out) != TSR_OK) {
+        TSR_FAIL(err, TSR_E_IO, "%s: cannot read back attention logits", m->b->name);
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_model_max_logits_reset(tsr_model *m, tsr_err *err)
+{
+    size_t heads = (size_t)m->spec.mla_heads;
+    for (size_t i = 0; i < (size_t)m->spec.layers && heads > 0; i++) {
+        if (m->b->upload(m->b, m->max_logits + i * heads, m->no_logits, heads * sizeof(float)) != TSR_OK) {
+            TSR_FAIL(err, TSR_E_IO, "%s: cannot copy to the device", m->b->name);
+        }
     }
     return TSR_OK;
 }

@@ -108,11 +108,19 @@ TSR_NODISCARD tsr_status tsr_model_forward(tsr_model *m, tsr_session *s, const t
 
 /* ---- training --------------------------------------------------------------------------------------------- */
 
+/* Is shown the routing of each mixture layer while tsr_model_loss goes forward, once, whether or not activations are
+ * recomputed: s [n][experts] scores, w and ids [n][k], backend memory, valid during the call. */
+typedef struct tsr_route_watch {
+    void *payload;
+    tsr_status (*fn)(void *payload, int32_t layer, const float *s, const float *w, const int32_t *ids,
+                     int64_t n, tsr_err *err);
+} tsr_route_watch;
 typedef struct tsr_batch {
     const int32_t *ids, *targets; /* host [n]; negative targets do not count */
     const int64_t *seg; /* host [segs + 1]: sequences one behind the other, state and attention start anew */
     int64_t n, segs;
     const tsr_trace *trace;
+    const tsr_route_watch *watch; /* NULL */
 } tsr_batch;
 typedef struct tsr_loss {
     double sum;    /* of -log p over the counted targets, f64 */
@@ -120,9 +128,18 @@ typedef struct tsr_loss {
 } tsr_loss;
 /* Forward and loss; keeps what backward needs. TSR_E_USAGE: a bad id or segment. */
 TSR_NODISCARD tsr_status tsr_model_loss(tsr_model *m, const tsr_batch *in, tsr_loss *out, tsr_err *err);
+/* Of the last tsr_model_loss: -log p of each target, 0 where none counts. Host [n], valid until the next call. */
+const float *tsr_model_losses(const tsr_model *m);
 /* Gradients of (scale * sum of losses) of the last tsr_model_loss: parameters +=. Mean loss: scale = 1 / count. */
 TSR_NODISCARD tsr_status tsr_model_backward(tsr_model *m, double scale, tsr_err *err);
 TSR_NODISCARD tsr_status tsr_model_zero_grads(tsr_model *m, tsr_err *err);
+/* Other max_tokens, max_segs and recompute from here on: takes a new workspace, parameters stay. After a failure the model can
+ * only be closed. */
+TSR_NODISCARD tsr_status tsr_model_reshape(tsr_model *m, const tsr_model_opts *o, tsr_err *err);
+/* Largest attention logit of each head of a layer of full attention since the last reset (-inf: none), for QK-clip. out: host
+ * [mla_heads]. */
+TSR_NODISCARD tsr_status tsr_model_max_logits(const tsr_model *m, int32_t layer, float *out, tsr_err *err);
+TSR_NODISCARD tsr_status tsr_model_max_logits_reset(tsr_model *m, tsr_err *err);
 
 /* One parameter of a model opened for training. */
 typedef struct tsr_param {

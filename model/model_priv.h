@@ -71,6 +71,7 @@ typedef struct run {
     float *bank, *dbank; /* banked block vectors [banks][n][hidden], and their gradients */
     int64_t banks;
     const tsr_trace *trace;
+    const tsr_route_watch *watch;
     tsr_err *err;
 } run;
 
@@ -205,7 +206,8 @@ struct tsr_model {
     final_saved final;
     float *losses, *lse; /* backend [max_tokens] */
     float *host_f32;     /* host [max_tokens] */
-    int64_t *host_seg;
+    float *max_logits;   /* training: backend [layers][mla_heads] */
+    float *no_logits;    /* host [mla_heads]: all -inf */
 };
 
 struct tsr_session {

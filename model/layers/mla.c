@@ -56,8 +56,8 @@ static tsr_status expanded(run *r, int32_t layer, mla_saved *k)
         .x_stride = row, .y_stride = rank, .eps = (float)s->lora_eps);
     TSR_TRY(linear(r, p->kv_b, k->c, 0, k->kv, 0, n, false));
     RUN(r, mla_fwd, .o = k->o, .lse = k->lse, .q = k->q, .kv = k->kv, .kr = k->kv_a + rank, .seg = r->seg,
-        .n = n, .h = h, .dn = s->qk_nope, .dr = s->qk_rope, .dv = s->v_head, .segs = r->segs,
-        .kr_stride = row, .scale = scale_of(s));
+        .max_logit = r->dry ? NULL : r->m->max_logits + (int64_t)layer * h, .n = n, .h = h, .dn = s->qk_nope,
+        .dr = s->qk_rope, .dv = s->v_head, .segs = r->segs, .kr_stride = row, .scale = scale_of(s));
     return TSR_OK;
 }
 

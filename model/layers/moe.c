@@ -27,6 +27,9 @@ static tsr_status route(run *r, int32_t layer, const float *x, moe_saved *k)
         .e = e, .k = top, .scale = (float)s->route_scale, .normalise = s->route_normalise);
     RUN(r, moe_plan, .offset = k->offset, .order = k->order, .pos = k->pos, .ids = k->ids, .n = n, .e = e,
         .k = top);
+    if (r->watch != NULL && !r->dry) {
+        TSR_TRY(r->watch->fn(r->watch->payload, layer, k->s, k->w, k->ids, n, r->err));
+    }
     TSR_TRY(trace_out(r, TSR_TRACE_ROUTE_IDS, layer, k->ids, n, top));
     return trace_out(r, TSR_TRACE_ROUTE_WEIGHTS, layer, k->w, n, top);
 }
