@@ -4,7 +4,7 @@
 set -euo pipefail
 
 packages=(gcc libc6-dev meson ninja-build pkg-config libhdf5-dev libzstd-dev libarchive-dev libjansson-dev libyajl-dev libxxhash-dev libopenblas-dev
-          libpcre2-dev python3)
+          libpcre2-dev libyaml-dev python3)
 [ "${1:-}" = --tests ] && packages+=(clang g++ libcmocka-dev python3-h5py python3-numpy hdf5-tools mandoc clang-format)
 
 missing=()
