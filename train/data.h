@@ -79,18 +79,18 @@ typedef struct tsr_piece {
 /* Documents in sequences of at most `context` tokens: documents that fit stay whole (best fit, the longest first); longer ones
  * are cut into sequences of their own, and what is left at their end is packed like a short document. Every token is an input
  * of exactly one piece. A pure function of the documents' lengths and the context. */
-typedef struct tsr_pack tsr_pack;
-TSR_NODISCARD tsr_status tsr_pack_make(tsr_pack **out, const tsr_data *d, tsr_split s, int64_t context,
-                                       tsr_err *err);
-void tsr_pack_free(tsr_pack **p);
-int64_t tsr_pack_count(const tsr_pack *p); /* sequences */
-const tsr_piece *tsr_pack_pieces(const tsr_pack *p, int64_t sequence, int64_t *count);
+typedef struct tsr_packed tsr_packed;
+TSR_NODISCARD tsr_status tsr_packed_make(tsr_packed **out, const tsr_data *d, tsr_split s, int64_t context,
+                                         tsr_err *err);
+void tsr_packed_free(tsr_packed **p);
+int64_t tsr_packed_count(const tsr_packed *p); /* sequences */
+const tsr_piece *tsr_packed_pieces(const tsr_packed *p, int64_t sequence, int64_t *count);
 
 /* ---- order ---------------------------------------------------------------------------------------------------------------- */
 
 /* A permutation of [0, n) that can be asked at any place: a Feistel network on the smallest even number of bits that holds n,
  * walked until it falls into the range. key: whatever shall change the order. 0 <= i < n. */
-int64_t tsr_shuffle(uint64_t key, int64_t n, int64_t i);
+int64_t tsr_shuffled(uint64_t key, int64_t n, int64_t i);
 /* 64 well-mixed bits of a, b, c (splitmix64 rounds). */
 uint64_t tsr_mix64(uint64_t a, uint64_t b, uint64_t c);
 

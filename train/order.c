@@ -16,7 +16,7 @@ uint64_t tsr_mix64(uint64_t a, uint64_t b, uint64_t c)
     return splitmix(splitmix(splitmix(a) ^ b) ^ c);
 }
 
-int64_t tsr_shuffle(uint64_t key, int64_t n, int64_t i)
+int64_t tsr_shuffled(uint64_t key, int64_t n, int64_t i)
 {
     TSR_ASSERT(n > 0 && i >= 0 && i < n);
     unsigned half = 1; /* bits of each half */
@@ -80,7 +80,7 @@ tsr_place tsr_mix_at(const tsr_mix *m, int64_t place)
     TSR_ASSERT(count > 0);
     tsr_place p = { .source = source, .epoch = at / count, .index = at % count };
     uint64_t key = tsr_mix64(tsr_mix64(m->seed, OF_EPOCH, (uint64_t)source), (uint64_t)p.epoch, 0);
-    p.sequence = tsr_shuffle(key, count, p.index);
+    p.sequence = tsr_shuffled(key, count, p.index);
     return p;
 }
 

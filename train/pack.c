@@ -11,7 +11,7 @@
 #define CONTEXT_MAX ((int64_t)1 << 24)
 #define LEVELS 4 /* 64 ^ 4 sizes */
 
-struct tsr_pack {
+struct tsr_packed {
     int64_t count;
     int64_t *first; /* [count + 1] pieces of each sequence */
     tsr_piece *pieces;
@@ -170,7 +170,7 @@ static int64_t place_parts(packing *k)
     return bins;
 }
 
-static tsr_status collect(const packing *k, int64_t bins, tsr_pack *p, tsr_err *err)
+static tsr_status collect(const packing *k, int64_t bins, tsr_packed *p, tsr_err *err)
 {
     int64_t at = 0, off;
     p->count = k->cut + bins;
@@ -203,7 +203,7 @@ static tsr_status collect(const packing *k, int64_t bins, tsr_pack *p, tsr_err *
     return TSR_OK;
 }
 
-tsr_status tsr_pack_make(tsr_pack **out, const tsr_data *d, tsr_split s, int64_t context, tsr_err *err)
+tsr_status tsr_packed_make(tsr_packed **out, const tsr_data *d, tsr_split s, int64_t context, tsr_err *err)
 {
     packing k = { .d = d, .split = s, .docs = tsr_data_docs(d, s), .context = context };
     *out = NULL;
@@ -211,7 +211,7 @@ tsr_status tsr_pack_make(tsr_pack **out, const tsr_data *d, tsr_split s, int64_t
         TSR_FAIL(err, TSR_E_USAGE, "%s: a context of %" PRId64 " tokens (1 to %" PRId64 ")", tsr_data_path(d),
                  context, CONTEXT_MAX);
     }
-    tsr_pack *p = calloc(1, sizeof *p);
+    tsr_packed *p = calloc(1, sizeof *p);
     tsr_status st = p != NULL ? count_parts(&k, err) : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
     if (st == TSR_OK) {
         sort_parts(&k);
@@ -223,13 +223,13 @@ tsr_status tsr_pack_make(tsr_pack **out, const tsr_data *d, tsr_split s, int64_t
     free(k.top);
     set_free(&k.rooms);
     if (st != TSR_OK) {
-        tsr_pack_free(&p);
+        tsr_packed_free(&p);
     }
     *out = p;
     return st;
 }
 
-void tsr_pack_free(tsr_pack **p)
+void tsr_packed_free(tsr_packed **p)
 {
     if (*p != NULL) {
         free((*p)->first);
@@ -239,12 +239,12 @@ void tsr_pack_free(tsr_pack **p)
     }
 }
 
-int64_t tsr_pack_count(const tsr_pack *p)
+int64_t tsr_packed_count(const tsr_packed *p)
 {
     return p->count;
 }
 
-const tsr_piece *tsr_pack_pieces(const tsr_pack *p, int64_t sequence, int64_t *count)
+const tsr_piece *tsr_packed_pieces(const tsr_packed *p, int64_t sequence, int64_t *count)
 {
     TSR_ASSERT(sequence >= 0 && sequence < p->count);
     *count = p->first[sequence + 1] - p->first[sequence];
