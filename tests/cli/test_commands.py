@@ -6,7 +6,7 @@ import subprocess
 
 from tsrtest import Case, TESSERA, TINY, f32, main, run, st, write
 
-COMMANDS = ['convert', 'reshard', 'pack', 'unpack', 'ls', 'info', 'verify', 'diff', 'cat', 'index', 'plan', 'generate', 'eval', 'backends']
+COMMANDS = ['convert', 'reshard', 'pack', 'unpack', 'ls', 'info', 'verify', 'diff', 'cat', 'index', 'plan', 'generate', 'eval', 'data', 'backends']
 
 
 class Help(Case):
