@@ -77,6 +77,9 @@ TSR_NODISCARD tsr_status tsr_cli_join(char **out, const char *dir, const char *p
 void tsr_signals_install(void);
 const volatile int *tsr_signals_flag(void);
 int tsr_signals_seen(void); /* the first signal's number, 0: none */
+/* From now on SIGUSR1 does not end anything: take_save is true once after it came. */
+void tsr_signals_usr1_saves(void);
+bool tsr_signals_take_save(void);
 
 /* ---- texts made from the tables (help.c, complete.c) ----------------------------------------------------
  */

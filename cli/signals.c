@@ -6,9 +6,14 @@
 
 static volatile sig_atomic_t first_signal;
 static volatile int cancel;
+static volatile sig_atomic_t usr1_saves, save_wanted;
 
 static void on_signal(int number)
 {
+    if (number == SIGUSR1 && usr1_saves) {
+        save_wanted = 1;
+        return;
+    }
     if (first_signal != 0) {
         (void)signal(number, SIG_DFL); /* delivered when this handler returns, and fatal then */
         (void)raise(number);
@@ -44,4 +49,16 @@ const volatile int *tsr_signals_flag(void)
 int tsr_signals_seen(void)
 {
     return first_signal;
+}
+
+void tsr_signals_usr1_saves(void)
+{
+    usr1_saves = 1;
+}
+
+bool tsr_signals_take_save(void)
+{
+    bool wanted = save_wanted != 0;
+    save_wanted = 0;
+    return wanted;
 }

@@ -250,6 +250,11 @@ const tsr_spec *tsr_model_spec(const tsr_model *m)
     return &m->spec;
 }
 
+tsr_backend *tsr_model_backend(const tsr_model *m)
+{
+    return m->b;
+}
+
 const tsr_plan *tsr_model_plan_of(const tsr_model *m)
 {
     return &m->plan;

@@ -54,6 +54,7 @@ TSR_NODISCARD tsr_status tsr_model_open(tsr_model **out, const tsr_spec *spec, c
                                         tsr_err *err);
 void tsr_model_close(tsr_model **m);
 const tsr_spec *tsr_model_spec(const tsr_model *m);
+tsr_backend *tsr_model_backend(const tsr_model *m);
 const tsr_plan *tsr_model_plan_of(const tsr_model *m);
 /* false: all experts are resident, or the model is for training. */
 bool tsr_model_expert_stats(const tsr_model *m, tsr_experts_stats *out);

@@ -110,7 +110,9 @@ static const recipe_key checkpoint_keys[] = {
 static const recipe_key eval_keys[] = {
     { "every", KEY_SIZE, AT(eval.every), 0, STEPS_MAX, "0", .help = "steps; 0: at the end of stages only" },
     { "sequences", KEY_SIZE, AT(eval.sequences), 1, 1073741824, "64", .help = "held-out sequences, at most" },
-    { "buckets", KEY_I64, AT(eval.buckets), 1, 64, "8", .help = "of positions" },
+    { "context", KEY_SIZE, AT(eval.context), 0, 1099511627776.0, "0",
+      .help = "tokens of a held-out sequence; 0: the stage's" },
+    { "buckets", KEY_I64, AT(eval.buckets), 1, 32, "8", .help = "of positions" },
     { 0 },
 };
 static const recipe_key guard_keys[] = {

@@ -107,6 +107,7 @@ typedef struct tsr_recipe {
     struct {
         int64_t every;     /* steps; 0: at the end of stages only */
         int64_t sequences; /* held-out sequences, at most */
+        int64_t context;   /* tokens of a held-out sequence; 0: the stage's */
         int64_t buckets;   /* of positions */
     } eval;
     struct {
