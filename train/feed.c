@@ -39,7 +39,6 @@ void feed_close(feed *f)
     free(f->ids);
     free(f->targets);
     free(f->seg);
-    free(f->start);
     *f = (feed){ .at = -1 };
 }
 
@@ -102,12 +101,10 @@ tsr_status feed_stage(feed *f, int32_t stage, tsr_err *err)
     free(f->ids);
     free(f->targets);
     free(f->seg);
-    free(f->start);
     f->ids = malloc((size_t)f->max_tokens * sizeof *f->ids);
     f->targets = malloc((size_t)f->max_tokens * sizeof *f->targets);
     f->seg = malloc((size_t)(f->max_segs + 1) * sizeof *f->seg);
-    f->start = malloc((size_t)f->max_segs * sizeof *f->start);
-    if (f->ids == NULL || f->targets == NULL || f->seg == NULL || f->start == NULL) {
+    if (f->ids == NULL || f->targets == NULL || f->seg == NULL) {
         TSR_FAIL(err, TSR_E_LIMIT, "out of memory: %lld tokens of a batch", (long long)f->max_tokens);
     }
     return TSR_OK;
@@ -152,7 +149,6 @@ static void append(feed *f, tsr_batch *b, int32_t source, tsr_split split, const
     TSR_ASSERT(b->n + p->n <= f->max_tokens && b->segs < f->max_segs);
     tsr_data_copy(d, split, p->doc, p->off, p->n, f->ids + b->n);
     tsr_data_copy(d, split, p->doc, p->off + 1, p->n - ends, f->targets + b->n);
-    f->start[b->segs] = p->off;
     b->n += p->n;
     if (ends) {
         f->targets[b->n - 1] = -1;
@@ -193,7 +189,7 @@ int64_t feed_held_count(const feed *f, int64_t most)
 }
 
 /* The i-th of all, in an order that does not depend on how many are wanted nor on the step. */
-tsr_batch feed_held(feed *f, int64_t i, int64_t most, const int64_t **start, int32_t *source)
+tsr_batch feed_held(feed *f, int64_t i, int64_t most, int32_t *source)
 {
     int64_t all = feed_held_count(f, INT64_MAX), n;
     tsr_batch b = { .ids = f->ids, .targets = f->targets, .seg = f->seg };
@@ -209,6 +205,5 @@ tsr_batch feed_held(feed *f, int64_t i, int64_t most, const int64_t **start, int
     for (int64_t k = 0; k < n; k++) {
         append(f, &b, *source, TSR_SPLIT_HELD, &piece[k]);
     }
-    *start = f->start;
     return b;
 }

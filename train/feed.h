@@ -22,8 +22,7 @@ typedef struct feed {
     int64_t held_context;
     /* one micro-batch */
     int32_t *ids, *targets;
-    int64_t *seg, *start; /* start: position in its document of each segment's first token */
-    int64_t room_tokens, room_segs;
+    int64_t *seg;
 } feed;
 
 /* Opens all sources. TSR_E_CONFLICT: ids beyond the model's vocabulary. */
@@ -44,6 +43,6 @@ tsr_place feed_place(const feed *f, int64_t step, int64_t i);
 
 /* Held-out sequences there are, at most `most`, and the i-th of them as a batch. */
 int64_t feed_held_count(const feed *f, int64_t most);
-tsr_batch feed_held(feed *f, int64_t i, int64_t most, const int64_t **start, int32_t *source);
+tsr_batch feed_held(feed *f, int64_t i, int64_t most, int32_t *source);
 
 #endif

@@ -1,4 +1,5 @@
-/* held_out.c - the loss on text that is never trained on, by position in its document; see trainer.h. */
+/* held_out.c - the loss on text that is never trained on, by how much of its document stands before a token in the same sequence;
+ * see trainer.h. */
 #include "train/trainer.h"
 
 #include <math.h>
@@ -31,11 +32,10 @@ typedef struct sums {
 
 static tsr_status one(trainer *t, int64_t i, int64_t most, tsr_train_eval *e, sums *s, tsr_err *err)
 {
-    const int64_t *start = NULL;
     int32_t source = 0;
     bool idle = i >= most;
     tsr_loss loss;
-    tsr_batch b = idle ? feed_batch(&t->feed, 0, 0, 0) : feed_held(&t->feed, i, most, &start, &source);
+    tsr_batch b = idle ? feed_batch(&t->feed, 0, 0, 0) : feed_held(&t->feed, i, most, &source);
     TSR_TRY(tsr_model_loss(t->m, &b, &loss, err));
     const float *each = tsr_model_losses(t->m);
     const tsr_data *d = t->feed.data[source];
@@ -44,7 +44,7 @@ static tsr_status one(trainer *t, int64_t i, int64_t most, tsr_train_eval *e, su
     for (int64_t k = 0; !idle && k < b.segs; k++) {
         for (int64_t j = b.seg[k]; j < b.seg[k + 1]; j++) {
             if (b.targets[j] >= 0) {
-                int32_t at = bucket_of(e, start[k] + j - b.seg[k]);
+                int32_t at = bucket_of(e, j - b.seg[k]);
                 e->count[at]++;
                 s->loss[at] += (double)each[j];
                 s->bytes += bytes;

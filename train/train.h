@@ -36,7 +36,7 @@ typedef struct tsr_train_eval {
     int64_t step, tokens;
     const char *stage;
     double loss, bits_per_byte; /* nats a token; bits of a byte of text, -1 unknown */
-    int32_t buckets;            /* by position in the document: [edge[i], edge[i + 1]) */
+    int32_t buckets;            /* by how many tokens of the document are in view: [edge[i], edge[i + 1]) */
     int64_t edge[TSR_EVAL_BUCKET_MAX + 1], count[TSR_EVAL_BUCKET_MAX];
     double bucket_loss[TSR_EVAL_BUCKET_MAX]; /* NAN where there is nothing */
 } tsr_train_eval;
