@@ -9,7 +9,7 @@ import sys
 BANNED = {r'\bstrcpy\s*\(': 'memcpy or snprintf', r'\bstrcat\s*\(': 'snprintf', r'\bvsprintf\s*\(': 'vsnprintf',
           r'\bgets\s*\(': 'fgets', r'\batoi\s*\(': 'strtol', r'\bstrtok\s*\(': 'strcspn', r'\balloca\s*\(': 'malloc'}
 PATHS = re.compile(r'(/(root|Users)/|/(home|mnt)/[a-z])')
-SOURCE = ('format', 'kernels', 'model', 'convert', 'inspect', 'cli', 'examples', 'plugin')
+SOURCE = ('format', 'kernels', 'model', 'convert', 'inspect', 'cli', 'examples', 'plugin', 'train')
 FUNCTION_LINES, FILE_LINES = 75, 800
 LONGER = {}  # 'path:function': lines
 
