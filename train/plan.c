@@ -94,7 +94,7 @@ static void activations(const tsr_spec *s, part p, const tsr_train_plan *o, doub
     rows = rows < o->micro_tokens ? rows : o->micro_tokens;
     double head = p.number == o->pp - 1 ? (double)rows * (double)s->vocab + 2 * h * tokens : 0;
     *all = tokens * (flight * (sum + blocks * h) + largest) + head; /* backward needs about one layer more */
-    *recompute = tokens * (flight * ((double)p.count + blocks) * h + 2 * largest) + head;
+    *recompute = tokens * (flight * ((double)p.count + blocks) * h + 1.5 * largest) + head;
 }
 
 /* ---- a rank ------------------------------------------------------------------------------------------------------------ */
