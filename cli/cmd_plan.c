@@ -1,6 +1,7 @@
 /* cmd_plan.c - tessera plan: sizes of a model that need not exist, and what each rank would hold. */
 #include "cli/cli.h"
 #include "cli/out.h"
+#include "cli/plan_recipe.h"
 #include "model/spec.h"
 
 #include <errno.h>
@@ -9,7 +10,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-static const char *const synopsis[] = { "[--experts-per-rank N | --ranks N] [--json] CONFIG", NULL };
+static const char *const synopsis[] = { "[--experts-per-rank N | --ranks N] [--json] CONFIG",
+                                        "[--ep N] [--dp N] [--cp N] [--pp N] [--json] RECIPE", NULL };
 static const char *const description[] = {
     "Reads a model configuration (config.json, a folder that holds one, or a checkpoint) and tells how many "
     "parameters "
@@ -18,16 +20,26 @@ static const char *const description[] = {
     "spread over ranks and everything else is on all of them. Weights only: optimizer state and activations "
     "are not "
     "counted. \"-\" reads the configuration from standard input.",
+    "Of a recipe (a .yaml file, or the name of an installed one) it tells, stage by stage, what the rank "
+    "that holds most has in "
+    "memory while training (parameters, gradients, optimizer state, activations) and how many bytes it sends "
+    "in a step. The "
+    "ranks are those of the recipe's section parallel, unless options say otherwise.",
     NULL,
 };
 static const tsr_opt options[] = {
     { "experts-per-rank", 0, TSR_OPT_UINT, "N", 1, 1u << 20, "Experts of every layer that one rank holds." },
     { "ranks", 0, TSR_OPT_UINT, "N", 1, 1u << 20, "Number of ranks." },
+    { "ep", 0, TSR_OPT_UINT, "N", 1, 65536, "Recipe: ranks that share the experts of a layer." },
+    { "dp", 0, TSR_OPT_UINT, "N", 1, 65536, "Recipe: ranks that share a batch." },
+    { "cp", 0, TSR_OPT_UINT, "N", 1, 65536, "Recipe: ranks that share a sequence." },
+    { "pp", 0, TSR_OPT_UINT, "N", 1, 65536, "Recipe: ranks that share the layers." },
     TSR_OPT_END,
 };
 static const tsr_pair examples[] = {
     { "tessera plan config.json --experts-per-rank 14", "How much memory does each of the 64 ranks need?" },
     { "tessera plan --json model.tsr --ranks 8", "For scripts." },
+    { "tessera plan k3-2.8t --ep 64 --dp 8 --pp 8", "What would training Kimi K3 take from each rank?" },
     { 0 },
 };
 static const char *const see_also[] = { "info", "reshard", NULL };
@@ -204,6 +216,18 @@ static tsr_status run(tsr_cli *cli, const tsr_args *a, tsr_err *err)
     uint64_t ranks = tsr_opt_number(a, "ranks", 0), experts = tsr_opt_number(a, "experts-per-rank", 0);
     if (ranks > 0 && experts > 0) {
         TSR_FAIL(err, TSR_E_USAGE, "--ranks, --experts-per-rank: choose one");
+    }
+    bool recipe = tsr_plan_is_recipe(a->operands[0]);
+    if (recipe && ranks + experts > 0) {
+        TSR_FAIL(err, TSR_E_USAGE,
+                 "--ranks, --experts-per-rank: are for configurations (a recipe takes --ep)");
+    }
+    if (!recipe && (tsr_opt_given(a, "ep") || tsr_opt_given(a, "dp") || tsr_opt_given(a, "cp") ||
+                    tsr_opt_given(a, "pp"))) {
+        TSR_FAIL(err, TSR_E_USAGE, "--ep, --dp, --cp, --pp: are for recipes (a configuration takes --ranks)");
+    }
+    if (recipe) {
+        return tsr_plan_recipe(cli, a, err);
     }
     char *text;
     size_t bytes;

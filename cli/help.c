@@ -277,10 +277,12 @@ static void man_program(FILE *f)
     man_exit(f);
     man_pairs(f, "EXAMPLES", program_examples, true);
     man_pairs(f, "FILES", program_files, false);
-    (void)fputs(".SH ENVIRONMENT\n.TP\n.B NO_COLOR\nNo colours on standard error when it is set.\n"
-                ".TP\n.B TESSERA_CUDA_PLUGIN\nThe file with the backend cuda, "
-                "where it lies neither beside the program nor in the library folder.\n",
-                f);
+    (void)fputs(
+        ".SH ENVIRONMENT\n.TP\n.B NO_COLOR\nNo colours on standard error when it is set.\n"
+        ".TP\n.B TESSERA_CUDA_PLUGIN\nThe file with the backend cuda, "
+        "where it lies neither beside the program nor in the library folder.\n"
+        ".TP\n.B TESSERA_RECIPES\nThe folder of recipes that have names, instead of the installed one.\n",
+        f);
     man_see_also(f, NULL);
 }
 

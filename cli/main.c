@@ -3,6 +3,7 @@
 #include "cli/cli.h"
 #include "cli/out.h"
 #include "kernels/kernels.h"
+#include "train/recipe.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -157,6 +158,8 @@ int main(int argc, char **argv)
     tsr_signals_install();
     const char *plugin = getenv("TESSERA_CUDA_PLUGIN");
     tsr_backend_set_plugin(plugin != NULL && plugin[0] != '\0' ? plugin : NULL);
+    const char *recipes = getenv("TESSERA_RECIPES");
+    tsr_recipe_set_folder(recipes != NULL && recipes[0] != '\0' ? recipes : TSR_RECIPE_FOLDER);
     tsr_cli cli = { .mem_limit = TSR_DEFAULT_MEM_LIMIT, .hold = !isatty(STDERR_FILENO) };
     tsr_meter_init(&cli.meter, "none", stderr);
     cli.progress = (tsr_progress){ tsr_meter_report, &cli.meter, tsr_signals_flag() };

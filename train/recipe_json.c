@@ -16,7 +16,8 @@ void recipe_real_text(double x, char out[TSR_REAL_TEXT])
         }
     }
     if (strpbrk(out, ".e") == NULL) {
-        strcat(out, ".0"); /* a number without point or exponent would read back as an integer */
+        memcpy(out + strlen(out), ".0",
+               sizeof ".0"); /* a number without point or exponent would read back as an integer */
     }
 }
 
