@@ -122,9 +122,11 @@ static tsr_status check_file(const data_writer *w, tsr_split s, size_t number, b
 static bool is_finished(const data_writer *w, const char *name)
 {
     char own[DATA_NAME_BYTES];
-    for (int s = 0; s < TSR_SPLIT_COUNT; s++) {
-        for (size_t i = 0; i < 2 * w->meta.split[s].count; i++) {
-            data_shard_name(own, (tsr_split)s, i / 2, i % 2);
+    const char *dash = strchr(name, '-');
+    size_t number = dash != NULL ? (size_t)strtoull(dash + 1, NULL, 10) : SIZE_MAX;
+    for (int k = 0; k < 2 * TSR_SPLIT_COUNT; k++) {
+        if (number < w->meta.split[k / 2].count) {
+            data_shard_name(own, (tsr_split)(k / 2), number, k % 2);
             if (strcmp(name, own) == 0) {
                 return true;
             }
