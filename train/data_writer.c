@@ -5,6 +5,8 @@
 #include "train/data_writer.h"
 #include "format/io.h"
 
+#include <dirent.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -117,6 +119,41 @@ static tsr_status check_file(const data_writer *w, tsr_split s, size_t number, b
     return st;
 }
 
+static bool is_finished(const data_writer *w, const char *name)
+{
+    char own[DATA_NAME_BYTES];
+    const char *dash = strchr(name, '-');
+    size_t number = dash != NULL ? (size_t)strtoull(dash + 1, NULL, 10) : SIZE_MAX;
+    for (int k = 0; k < 2 * TSR_SPLIT_COUNT; k++) {
+        if (number < w->meta.split[k / 2].count) {
+            data_shard_name(own, (tsr_split)(k / 2), number, k % 2);
+            if (strcmp(name, own) == 0) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* Removes what an interrupted build has not finished. */
+static tsr_status sweep(const data_writer *w, tsr_err *err)
+{
+    DIR *d = opendir(w->o.temp);
+    if (d == NULL) {
+        return tsr_fs_error(err, errno, w->o.temp, "cannot be read");
+    }
+    tsr_status st = TSR_OK;
+    for (const struct dirent *e; st == TSR_OK && (e = readdir(d)) != NULL;) {
+        const char *n = e->d_name;
+        if (strcmp(n, ".") != 0 && strcmp(n, "..") != 0 && strcmp(n, "lock") != 0 && strcmp(n, NOTE) != 0 &&
+            !is_finished(w, n)) {
+            st = remove_own(w, n, err);
+        }
+    }
+    (void)closedir(d);
+    return st;
+}
+
 static tsr_status parse_note(data_writer *w, const json_t *root, const char *path, tsr_err *err)
 {
     uint64_t key;
@@ -134,14 +171,8 @@ static tsr_status parse_note(data_writer *w, const json_t *root, const char *pat
         for (size_t i = 0; i < 2 * w->meta.split[s].count; i++) {
             TSR_TRY(check_file(w, (tsr_split)s, i / 2, i % 2, err));
         }
-        for (int idx = 0; idx < 2; idx++) { /* of the shard that was being written */
-            char name[DATA_NAME_BYTES];
-            data_shard_name(name, (tsr_split)s, w->meta.split[s].count, idx);
-            TSR_TRY(remove_own(w, name, err));
-        }
     }
-    TSR_TRY(remove_own(w, "tokenizer", err));
-    return remove_own(w, "data.json", err);
+    return sweep(w, err);
 }
 
 static tsr_status enter(data_writer *w, tsr_err *err)
