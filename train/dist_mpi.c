@@ -68,12 +68,14 @@ static tsr_status in_vain(world *w, const char *what, tsr_err *err)
     if (w->rank == 0) {
         char missing[160];
         list_missing(w, missing, sizeof missing);
-        TSR_FAIL(err, TSR_E_IO, "rank %s: no answer for %g s in %s (dead, hanging, or much slower than the others)",
+        TSR_FAIL(err, TSR_E_IO,
+                 "rank %s: no answer for %g s in %s (dead, hanging, or much slower than the others)",
                  missing[0] != '\0' ? missing : "unknown", w->timeout_s, what);
     }
     MPI_Request r;
     (void)MPI_Isend(NULL, 0, MPI_BYTE, 0, TAG, w->reports, &r);
-    for (double until = now() + GRACE_S + w->timeout_s; now() < until;) { /* rank 0 ends the job, if it lives */
+    for (double until = now() + GRACE_S + w->timeout_s;
+         now() < until;) { /* rank 0 ends the job, if it lives */
         int done = 0;
         (void)MPI_Test(&r, &done, MPI_STATUS_IGNORE);
         pause_for(1000000);
@@ -106,7 +108,9 @@ static tsr_status wait_for(group *g, MPI_Request *r, const char *what, tsr_err *
 static void kind_of(tsr_reduce what, MPI_Datatype *type, MPI_Op *op, size_t *size)
 {
     *op = what == TSR_MAX_F32 || what == TSR_MAX_I64 ? MPI_MAX : MPI_SUM;
-    *type = what == TSR_SUM_F64 ? MPI_DOUBLE : what == TSR_SUM_F32 || what == TSR_MAX_F32 ? MPI_FLOAT : MPI_INT64_T;
+    *type = what == TSR_SUM_F64                          ? MPI_DOUBLE
+            : what == TSR_SUM_F32 || what == TSR_MAX_F32 ? MPI_FLOAT
+                                                         : MPI_INT64_T;
     *size = *type == MPI_FLOAT ? 4 : 8;
 }
 
@@ -133,8 +137,8 @@ static tsr_status reduce(tsr_dist *d, float *data, size_t count, int32_t root, t
         MPI_Request r;
         int n = (int)(count - at < PART ? count - at : PART);
         bool here = d->rank == root;
-        (void)MPI_Ireduce(here ? MPI_IN_PLACE : data + at, here ? data + at : NULL, n, MPI_FLOAT, MPI_SUM, root, g->comm,
-                          &r);
+        (void)MPI_Ireduce(here ? MPI_IN_PLACE : data + at, here ? data + at : NULL, n, MPI_FLOAT, MPI_SUM,
+                          root, g->comm, &r);
         TSR_TRY(wait_for(g, &r, "a sum of gradients", err));
     }
     return TSR_OK;
@@ -152,8 +156,8 @@ static tsr_status broadcast(tsr_dist *d, void *data, size_t bytes, int32_t root,
     return TSR_OK;
 }
 
-static tsr_status all_to_all(tsr_dist *d, const void *send, const size_t *send_bytes, void *recv, const size_t *recv_bytes,
-                             tsr_err *err)
+static tsr_status all_to_all(tsr_dist *d, const void *send, const size_t *send_bytes, void *recv,
+                             const size_t *recv_bytes, tsr_err *err)
 {
     group *g = d->impl;
     size_t n = (size_t)d->ranks, out = 0, in = 0;
@@ -170,7 +174,8 @@ static tsr_status all_to_all(tsr_dist *d, const void *send, const size_t *send_b
         in += recv_bytes[i];
     }
     tsr_status st = out > INT_MAX || in > INT_MAX
-                        ? TSR_ERR(err, TSR_E_LIMIT, "%zu bytes in one exchange of tokens (take smaller micro-batches)",
+                        ? TSR_ERR(err, TSR_E_LIMIT,
+                                  "%zu bytes in one exchange of tokens (take smaller micro-batches)",
                                   out > in ? out : in)
                         : TSR_OK;
     if (st == TSR_OK) {
@@ -303,8 +308,8 @@ static tsr_status split(tsr_dist *d, int32_t colour, tsr_dist **out, tsr_err *er
 
 __attribute__((visibility("default"))) tsr_dist_mpi_fn tsr_dist_mpi_enter;
 
-tsr_status tsr_dist_mpi_enter(tsr_dist **out, const char *version, size_t dist_bytes, double timeout_s, char *why,
-                              size_t why_bytes)
+tsr_status tsr_dist_mpi_enter(tsr_dist **out, const char *version, size_t dist_bytes, double timeout_s,
+                              char *why, size_t why_bytes)
 {
     int level, local = 1;
     MPI_Comm here;

@@ -32,13 +32,16 @@ tsr_status tsr_dist_mpi_open(tsr_dist **out, const char *plugin, double timeout_
         find_plugin(path);
     }
     if (access(path, F_OK) != 0) {
-        TSR_FAIL(err, TSR_E_UNSUPPORTED, "%s: no such plugin (this build has no MPI; -Dmpi=enabled puts it in)", path);
+        TSR_FAIL(err, TSR_E_UNSUPPORTED,
+                 "%s: no such plugin (this build has no MPI; -Dmpi=enabled puts it in)", path);
     }
-    void *so = dlopen(path, RTLD_NOW | RTLD_GLOBAL); /* MPI opens plugins of its own, which look for its symbols */
+    void *so = dlopen(path,
+                      RTLD_NOW | RTLD_GLOBAL); /* MPI opens plugins of its own, which look for its symbols */
     void *entry = so != NULL ? dlsym(so, TSR_DIST_MPI_ENTRY) : NULL;
     if (entry == NULL) {
         const char *told = dlerror();
-        TSR_FAIL(err, TSR_E_UNSUPPORTED, "%s: cannot be loaded: %s", path, told != NULL ? told : "no reason given");
+        TSR_FAIL(err, TSR_E_UNSUPPORTED, "%s: cannot be loaded: %s", path,
+                 told != NULL ? told : "no reason given");
     }
     memcpy(&enter, &entry, sizeof enter); /* a cast between data and functions is not C */
     tsr_status st = enter(out, TSR_VERSION, sizeof(tsr_dist), timeout_s, why, sizeof why);
