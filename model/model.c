@@ -50,7 +50,7 @@ static tsr_status plan(tsr_model *m, const tsr_weight_source *src, int64_t conte
                        tsr_err *err)
 {
     tsr_plan *out = &m->plan;
-    TSR_TRY(params_plan(&m->p, &m->spec, src, m->o.train, err));
+    TSR_TRY(params_plan(&m->p, &m->spec, src, m->o.train, m->o.group, err));
     m->saved = calloc((size_t)m->spec.layers, sizeof *m->saved);
     if (m->saved == NULL) {
         TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
@@ -129,7 +129,9 @@ static tsr_status take_workspace(tsr_model *m, tsr_err *err)
     m->ws = (stack){ .size = m->plan.workspace };
     m->route_host = malloc(n * (size_t)m->spec.top_k * sizeof *m->route_host);
     m->host_f32 = malloc(n * sizeof *m->host_f32);
-    bool ok = m->route_host != NULL && m->host_f32 != NULL;
+    size_t rows = m->o.group != NULL ? (size_t)(m->o.group->ranks * m->spec.top_k) * n : 0;
+    m->trip_order = malloc(2 * rows * sizeof *m->trip_order + 1);
+    bool ok = m->route_host != NULL && m->host_f32 != NULL && m->trip_order != NULL;
     ok = ok && b->alloc(b, &m->ws_memory, m->ws.size) == TSR_OK;
     ok = ok && b->alloc(b, (void **)&m->ids, n * sizeof *m->ids) == TSR_OK;
     ok = ok && b->alloc(b, (void **)&m->targets, n * sizeof *m->targets) == TSR_OK;
@@ -157,8 +159,26 @@ static void give_workspace(tsr_model *m)
     }
     free(m->route_host);
     free(m->host_f32);
+    free(m->trip_order);
+    m->trip_order = NULL;
     m->route_host = NULL;
     m->host_f32 = NULL;
+}
+
+/* Numbers about rows that go to other ranks. */
+static bool take_trips(tsr_model *m)
+{
+    size_t layers = (size_t)m->spec.layers, ranks = (size_t)m->o.group->ranks,
+           e = (size_t)m->spec.experts + 1;
+    m->trips = calloc(layers, sizeof *m->trips);
+    m->trip_numbers = calloc(layers * 2 * ranks, sizeof *m->trip_numbers);
+    m->counts_out = calloc(e, sizeof *m->counts_out);
+    m->counts_in = calloc(e, sizeof *m->counts_in);
+    bool ok = m->trips != NULL && m->trip_numbers != NULL && m->counts_out != NULL && m->counts_in != NULL;
+    for (size_t i = 0; ok && i < layers; i++) {
+        m->trips[i] = (moe_trip){ m->trip_numbers + 2 * i * ranks, m->trip_numbers + (2 * i + 1) * ranks };
+    }
+    return ok;
 }
 
 static tsr_status take_memory(tsr_model *m, tsr_err *err)
@@ -168,6 +188,7 @@ static tsr_status take_memory(tsr_model *m, tsr_err *err)
     m->seen = malloc((size_t)m->spec.experts);
     m->no_logits = malloc(heads * sizeof *m->no_logits);
     bool ok = m->distinct != NULL && m->seen != NULL && m->no_logits != NULL;
+    ok = ok && (m->o.group == NULL || take_trips(m));
     ok = ok && (!m->o.train || m->b->alloc(m->b, (void **)&m->max_logits,
                                            (size_t)m->spec.layers * heads * sizeof *m->max_logits) == TSR_OK);
     if (!ok) {
@@ -208,13 +229,18 @@ tsr_status tsr_model_open(tsr_model **out, const tsr_spec *spec, const tsr_weigh
 {
     *out = NULL;
     TSR_TRY(check_ops(b, err));
+    if (o != NULL && o->group != NULL && (!o->train || !b->host || spec->experts % o->group->ranks != 0)) {
+        TSR_FAIL(err, TSR_E_UNSUPPORTED,
+                 "%lld experts on %d ranks: only in training, on a backend with host memory, in equal parts",
+                 (long long)spec->experts, o->group->ranks);
+    }
     tsr_model *m = make(spec, o, b);
     if (m == NULL) {
         TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
     }
     tsr_status st = plan(m, src, 0, TSR_DT_F32, err);
     st = st == TSR_OK ? take_memory(m, err) : st;
-    st = st == TSR_OK ? params_load(&m->p, &m->spec, src, m->o.train, b, p, err) : st;
+    st = st == TSR_OK ? params_load(&m->p, &m->spec, src, m->o.train, m->o.group, b, p, err) : st;
     st = st == TSR_OK ? open_experts(m, src, p, err) : st;
     if (st != TSR_OK) {
         tsr_model_close(&m);
@@ -239,6 +265,10 @@ void tsr_model_close(tsr_model **pm)
         b->release(b, m->max_logits);
     }
     free(m->no_logits);
+    free(m->trips);
+    free(m->trip_numbers);
+    free(m->counts_out);
+    free(m->counts_in);
     free(m->distinct);
     free(m->seen);
     free(m->saved);
@@ -303,7 +333,9 @@ tsr_status tsr_model_reshape(tsr_model *m, const tsr_model_opts *o, tsr_err *err
 {
     TSR_ASSERT(m->o.train && o->train);
     m->can_go_back = false;
+    const tsr_expert_group *group = m->o.group;
     m->o = with_defaults(o);
+    m->o.group = group;
     give_workspace(m);
     m->plan.total -= m->plan.workspace;
     m->plan.workspace = workspace_of(m);

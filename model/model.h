@@ -8,6 +8,7 @@
 
 #include "kernels/kernels.h"
 #include "model/experts.h"
+#include "model/parallel.h"
 #include "model/source.h"
 #include "model/spec.h"
 
@@ -27,6 +28,8 @@ typedef struct tsr_model_opts {
     uint64_t expert_cache; /* bytes for routed experts; 0: all of them resident. Not with train */
     int io_threads;        /* that read experts; 0: 2 */
     uint64_t mem_limit;    /* refuse plans beyond; 0: none */
+    const tsr_expert_group
+        *group; /* train: this model holds its part of the experts only; NULL: all. Borrowed */
 } tsr_model_opts;
 
 /* Bytes of backend memory, before anything is loaded. */

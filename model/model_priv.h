@@ -41,9 +41,10 @@ typedef struct model_params {
 
 /* Names, shapes, dtypes against the catalogue; sets where each will lie. */
 tsr_status params_plan(model_params *p, const tsr_spec *s, const tsr_weight_source *src, bool train,
-                       tsr_err *err);
+                       const tsr_expert_group *group, tsr_err *err);
 tsr_status params_load(model_params *p, const tsr_spec *s, const tsr_weight_source *src, bool train,
-                       tsr_backend *b, const tsr_progress *progress, tsr_err *err);
+                       const tsr_expert_group *group, tsr_backend *b, const tsr_progress *progress,
+                       tsr_err *err);
 void params_free(model_params *p, tsr_backend *b);
 
 /* ---- workspace ---------------------------------------------------------------------------------------------- */
@@ -124,11 +125,19 @@ typedef struct mla_saved {
 typedef struct mlp_saved {
     float *g, *u, *a;
 } mlp_saved;
+/* Of one layer: rows that went to each rank, and came from it. Host [ranks]. */
+typedef struct moe_trip {
+    int64_t *sent, *got;
+} moe_trip;
 typedef struct moe_saved {
     const float *z;
     float *s, *w, *xs, *g, *u, *a, *y, *sum, *rstd, *normed;
     int32_t *ids, *order, *pos;
     int64_t *offset;
+    /* Rows as the experts here see them: their own copies when experts are shared with other ranks. */
+    float *xe, *ye;
+    int64_t *eoffset, erows;
+    int32_t *eorder, *epos; /* between rows as they came, and by expert */
     mlp_saved shared;
 } moe_saved;
 typedef struct res_saved {
@@ -172,6 +181,19 @@ tsr_status moe_forward(run *r, int32_t layer, const float *x, float *y, moe_save
 tsr_status moe_backward(run *r, int32_t layer, const float *x, const float *dy, float *dx,
                         const moe_saved *k);
 
+/* Experts this model holds. */
+int64_t local_experts(const tsr_model *m);
+/* Most rows that its experts can get from all ranks at once. */
+int64_t rows_at_most(const run *r);
+/* layers/moe_exchange.c: sets what of k the experts work on from xs; brings back what they made; the same for gradients: dye from
+ * dy, and dxs from dxe. Rows are `width` wide. */
+tsr_status exchange_in(run *r, int32_t layer, moe_saved *k, int64_t width);
+tsr_status exchange_out(run *r, int32_t layer, moe_saved *k, int64_t width);
+tsr_status exchange_in_bwd(run *r, int32_t layer, const moe_saved *k, const float *dy, float *dye,
+                           int64_t width);
+tsr_status exchange_out_bwd(run *r, int32_t layer, const moe_saved *k, const float *dxe, float *dxs,
+                            int64_t width);
+
 /* y = mix of the banked vectors and cur. */
 tsr_status residual_mix(run *r, const param *norm, const param *proj, const float *cur, float *y,
                         res_saved *k);
@@ -208,6 +230,11 @@ struct tsr_model {
     float *host_f32;     /* host [max_tokens] */
     float *max_logits;   /* training: backend [layers][mla_heads] */
     float *no_logits;    /* host [mla_heads]: all -inf */
+    /* with a group of ranks that share the experts */
+    moe_trip *trips;                 /* [layers] */
+    int64_t *trip_numbers;           /* what they point into */
+    int64_t *counts_out, *counts_in; /* host [ranks][local experts] */
+    int32_t *trip_order;             /* host, two lists of rows */
 };
 
 struct tsr_session {

@@ -96,6 +96,7 @@ typedef struct planner {
     const tsr_spec *s;
     const tsr_weight_source *src;
     bool train;
+    const tsr_expert_group *group;
 } planner;
 
 /* Of the catalogue only what the text model computes with. */
@@ -183,12 +184,13 @@ static tsr_status add_rule(void *payload, const tsr_tensor_rule *r, tsr_err *err
         TSR_FAIL(err, st, "%s", why.msg);
     }
     tsr_dtype dt = memory_dtype(r, w.dtype, k->train);
-    int64_t n = elements(w.rank, w.shape), items = r->expert_count > 0 ? r->expert_count : 1;
+    uint32_t ranks = k->group != NULL ? (uint32_t)k->group->ranks : 1, experts = r->expert_count / ranks;
+    int64_t n = elements(w.rank, w.shape), items = r->expert_count > 0 ? experts : 1;
     param *q = &p->list[p->count++];
     q->pub = (tsr_param){ .name = tsr_arena_strndup(p->arena, r->name, strlen(r->name)),
                           .rank = w.rank,
                           .layer = r->layer,
-                          .expert_count = r->expert_count,
+                          .expert_count = experts,
                           .count = n * items };
     memcpy(q->pub.shape, w.shape, sizeof q->pub.shape);
     q->w = (tsr_weight){ .dtype = dt,
@@ -209,10 +211,10 @@ static tsr_status add_rule(void *payload, const tsr_tensor_rule *r, tsr_err *err
 }
 
 tsr_status params_plan(model_params *p, const tsr_spec *s, const tsr_weight_source *src, bool train,
-                       tsr_err *err)
+                       const tsr_expert_group *group, tsr_err *err)
 {
     *p = (model_params){ 0 };
-    planner k = { p, s, src, train };
+    planner k = { p, s, src, train, group };
     p->layer = calloc((size_t)s->layers, sizeof *p->layer);
     p->arena = tsr_arena_new(0);
     if (p->layer == NULL || p->arena == NULL) {
@@ -241,6 +243,7 @@ tsr_status params_plan(model_params *p, const tsr_spec *s, const tsr_weight_sour
 /* ---- loading ------------------------------------------------------------------------------------------------------- */
 
 typedef struct loader {
+    const tsr_expert_group *group;
     const tsr_weight_source *src;
     tsr_backend *b;
     const tsr_progress *progress;
@@ -308,14 +311,17 @@ static tsr_status load_item(loader *l, int64_t id, tsr_dtype stored, uint64_t by
     return TSR_OK;
 }
 
+/* The experts this model holds: all, or its rank's. */
 static tsr_status load_family(loader *l, const param *q)
 {
+    uint32_t first = l->group != NULL ? (uint32_t)l->group->rank * q->pub.expert_count : 0;
     int64_t n = q->pub.count / q->pub.expert_count;
     const char *mark = strstr(q->pub.name, "{e}");
     for (uint32_t e = 0; e < q->pub.expert_count; e++) {
         char name[256];
         tsr_weight_info w, scale;
-        (void)snprintf(name, sizeof name, "%.*s%u%s", (int)(mark - q->pub.name), q->pub.name, e, mark + 3);
+        (void)snprintf(name, sizeof name, "%.*s%u%s", (int)(mark - q->pub.name), q->pub.name, first + e,
+                       mark + 3);
         TSR_TRY(l->src->find(l->src->payload, name, &w, l->err));
         bool packed = w.dtype == TSR_DT_MXFP4;
         if (packed) {
@@ -332,9 +338,11 @@ static tsr_status load_family(loader *l, const param *q)
 }
 
 /* Training: tables of pointers for the grouped products. */
-static tsr_status make_tables(model_params *p, const tsr_spec *s, tsr_backend *b, tsr_err *err)
+static tsr_status make_tables(model_params *p, const tsr_spec *s, const tsr_expert_group *group,
+                              tsr_backend *b, tsr_err *err)
 {
-    size_t bytes = (size_t)s->experts * sizeof(void *);
+    int64_t experts = s->experts / (group != NULL ? group->ranks : 1);
+    size_t bytes = (size_t)experts * sizeof(void *);
     void **host = malloc(bytes);
     tsr_status st = host != NULL ? TSR_OK : TSR_ERR(err, TSR_E_LIMIT, "out of memory");
     for (int32_t i = 0; st == TSR_OK && i < s->layers; i++) {
@@ -347,8 +355,8 @@ static tsr_status make_tables(model_params *p, const tsr_spec *s, tsr_backend *b
             }
             float *base = k < 3 ? q->pub.data : q->pub.grad;
             void *table;
-            for (int64_t e = 0; e < s->experts; e++) {
-                host[e] = base + e * (q->pub.count / s->experts);
+            for (int64_t e = 0; e < experts; e++) {
+                host[e] = base + e * (q->pub.count / experts);
             }
             if (b->alloc(b, &table, bytes) != TSR_OK || b->upload(b, table, host, bytes) != TSR_OK) {
                 st = TSR_ERR(err, TSR_E_LIMIT, "%s: out of memory", b->name);
@@ -364,9 +372,10 @@ static tsr_status make_tables(model_params *p, const tsr_spec *s, tsr_backend *b
 }
 
 tsr_status params_load(model_params *p, const tsr_spec *s, const tsr_weight_source *src, bool train,
-                       tsr_backend *b, const tsr_progress *progress, tsr_err *err)
+                       const tsr_expert_group *group, tsr_backend *b, const tsr_progress *progress,
+                       tsr_err *err)
 {
-    loader l = { .src = src, .b = b, .progress = progress, .err = err };
+    loader l = { .src = src, .group = group, .b = b, .progress = progress, .err = err };
     if (b->alloc(b, &p->data, p->weight_bytes) != TSR_OK ||
         (train && b->alloc(b, &p->grads, p->grad_bytes) != TSR_OK)) {
         TSR_FAIL(err, TSR_E_LIMIT, "%s: out of memory: the parameters take %llu bytes", b->name,
@@ -393,7 +402,7 @@ tsr_status params_load(model_params *p, const tsr_spec *s, const tsr_weight_sour
     }
     if (st == TSR_OK && train) {
         st = b->zero(b, p->grads, p->grad_bytes);
-        st = st == TSR_OK ? make_tables(p, s, b, err) : st;
+        st = st == TSR_OK ? make_tables(p, s, group, b, err) : st;
     }
     free(l.raw);
     free(l.f32);

@@ -2,20 +2,11 @@
 #ifndef TSR_TRAIN_CHECKPOINT_H
 #define TSR_TRAIN_CHECKPOINT_H
 
+#include "train/layout.h"
 #include "train/state.h"
 #include "train/train.h"
 
 #include <pthread.h>
-
-/* Who holds what: ranks are numbered so that rank % ep is the part of the experts. */
-typedef struct layout {
-    tsr_dist *all;     /* every rank */
-    tsr_dist *copies;  /* ranks with the same experts; == all without expert parallelism */
-    tsr_dist *experts; /* ranks that hold all experts together; NULL without expert parallelism */
-    tsr_dist *line;    /* ranks that share a sequence; NULL without context parallelism */
-    int32_t ep, cp;
-    uint32_t first_expert, local_experts;
-} layout;
 
 /* Parameter or state, as it will be in the file. */
 typedef struct save_entry {

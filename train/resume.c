@@ -141,7 +141,8 @@ static tsr_status open_model(trainer *t, const tsr_weight_source *src, tsr_err *
     tsr_model_opts o = { .train = true,
                          .recompute = s->recompute,
                          .max_tokens = t->feed.max_tokens,
-                         .max_segs = t->feed.max_segs };
+                         .max_segs = t->feed.max_segs,
+                         .group = t->where.ep > 1 ? &t->where.group : NULL };
     TSR_TRY(tsr_model_open(&t->m, t->r->spec, src, &o, t->b, NULL, err));
     return optim_open(&t->optim, t->m, t->r, t->where.all, t->where.copies, err);
 }
@@ -162,7 +163,7 @@ static tsr_status from_checkpoint(trainer *t, const char *path, bool with_state,
     ckpt_source src;
     json_t *root = NULL;
     TSR_TRY(tsr_ckpt_open(&c, path, err));
-    ckpt_source_open(&src, c, t->where.first_expert);
+    ckpt_source_open(&src, c);
     tsr_status st = open_model(t, &src.source, err);
     if (with_state) {
         st = st == TSR_OK ? state_read_json(c, &root, err) : st;

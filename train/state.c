@@ -22,17 +22,9 @@ static tsr_status look_up(const ckpt_source *s, const char *name, tsr_tensor_inf
 static tsr_status find(void *payload, const char *name, tsr_weight_info *out, tsr_err *err)
 {
     const ckpt_source *s = payload;
-    char shifted[256];
-    const char *mark = strstr(name, ".experts.");
     tsr_tensor_info t;
     uint32_t item;
-    (void)snprintf(shifted, sizeof shifted, "%s", name);
-    if (mark != NULL && s->first_expert > 0) {
-        char *end;
-        unsigned long e = strtoul(mark + 9, &end, 10) + s->first_expert;
-        (void)snprintf(shifted, sizeof shifted, "%.*s%lu%s", (int)(mark + 9 - name), name, e, end);
-    }
-    TSR_TRY(look_up(s, shifted, &t, &item, err));
+    TSR_TRY(look_up(s, name, &t, &item, err));
     *out = (tsr_weight_info){
         .id = (int64_t)((uint64_t)t.id << 32 | item), .dtype = t.dtype, .rank = t.rank, .bytes = t.item_bytes
     };
@@ -50,9 +42,9 @@ static tsr_status read_item(void *payload, int64_t id, void *dst, size_t bytes, 
     return tsr_ckpt_read(s->c, &t, (uint32_t)id, 0, dst, bytes, TSR_READ_CHECK, err);
 }
 
-void ckpt_source_open(ckpt_source *s, const tsr_ckpt *c, uint32_t first_expert)
+void ckpt_source_open(ckpt_source *s, const tsr_ckpt *c)
 {
-    *s = (ckpt_source){ .c = c, .first_expert = first_expert };
+    *s = (ckpt_source){ .c = c };
     s->source = (tsr_weight_source){ .payload = s, .find = find, .read = read_item };
 }
 

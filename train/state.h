@@ -20,9 +20,8 @@ typedef struct progress_state {
 typedef struct ckpt_source {
     const tsr_ckpt *c;
     tsr_weight_source source;
-    uint32_t first_expert; /* expert 0 of the model here is this one there */
 } ckpt_source;
-void ckpt_source_open(ckpt_source *s, const tsr_ckpt *c, uint32_t first_expert);
+void ckpt_source_open(ckpt_source *s, const tsr_ckpt *c);
 
 /* The parsed train.json. *out: owned. TSR_E_MISSING: the checkpoint holds no training state. */
 tsr_status state_read_json(const tsr_ckpt *c, json_t **out, tsr_err *err);

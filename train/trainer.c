@@ -57,36 +57,6 @@ static tsr_status hold_folder(trainer *t, tsr_err *err)
     return TSR_OK;
 }
 
-static tsr_status lay_out(trainer *t, tsr_err *err)
-{
-    tsr_dist *d = t->o->dist;
-    layout *w = &t->where;
-    const tsr_spec *s = t->r->spec;
-    w->ep = t->r->parallel.ep > 0 ? t->r->parallel.ep : 1;
-    w->cp = t->r->parallel.cp > 0 ? t->r->parallel.cp : 1;
-    int32_t dp = t->r->parallel.dp > 0 ? t->r->parallel.dp : d->ranks / w->cp;
-    if (dp * w->cp != d->ranks || d->ranks % w->ep != 0) {
-        TSR_FAIL(
-            err, TSR_E_USAGE,
-            "%d ranks cannot be dp %d x cp %d with ep %d (dp x cp is the number of ranks, ep divides it)",
-            d->ranks, dp, w->cp, w->ep);
-    }
-    if (s->experts % w->ep != 0) {
-        TSR_FAIL(err, TSR_E_USAGE, "%lld experts do not fall evenly on ep %d", (long long)s->experts, w->ep);
-    }
-    if (w->ep > 1 || w->cp > 1) {
-        TSR_FAIL(err, TSR_E_UNSUPPORTED, "expert and context parallelism are not there yet (dp is)");
-    }
-    if (d->ranks > 1 && (!t->b->host || t->r->balance.kind == TSR_BALANCE_QUANTILE_EXACT)) {
-        TSR_FAIL(
-            err, TSR_E_UNSUPPORTED,
-            "more than one rank needs a backend with host memory, and balance kind quantile, sign or off");
-    }
-    w->local_experts = (uint32_t)(s->experts / w->ep);
-    w->first_expert = (uint32_t)(d->rank % w->ep) * w->local_experts;
-    return TSR_OK;
-}
-
 static tsr_status take_memory(trainer *t, tsr_err *err)
 {
     const tsr_recipe *r = t->r;
@@ -116,7 +86,7 @@ static tsr_status open_run(trainer *t, tsr_err *err)
     int64_t in_stage;
     TSR_TRY(hold_folder(t, err));
     TSR_TRY(resume_recipe(t, err));
-    TSR_TRY(lay_out(t, err));
+    TSR_TRY(layout_make(&t->where, t->o->dist, t->r, t->b, err));
     TSR_TRY(feed_open(&t->feed, t->r, err));
     int32_t stage = tsr_recipe_stage_of(t->r, t->p.step, &in_stage);
     TSR_TRY(feed_stage(&t->feed, stage, err));
@@ -144,6 +114,7 @@ static void close_run(trainer *t)
     balance_close(&t->balance);
     optim_close(&t->optim);
     tsr_model_close(&t->m);
+    layout_done(&t->where);
     feed_close(&t->feed);
     tsr_recipe_free(&t->own);
     free(t->from);

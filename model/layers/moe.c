@@ -38,21 +38,21 @@ static tsr_status route(run *r, int32_t layer, const float *x, moe_saved *k)
 static tsr_status grouped(run *r, const tsr_expert_table *t, int part, const float *x, float *y, int64_t out,
                           int64_t in, const moe_saved *k)
 {
-    RUN(r, ggemm_nt, .y = y, .x = x, .offset = k->offset, .data = t->part[part], .scale = t->part[part + 3],
-        .dtype = t->dtype, .m = r->n * r->spec->top_k, .e_count = r->spec->experts, .n = out, .k = in);
+    RUN(r, ggemm_nt, .y = y, .x = x, .offset = k->eoffset, .data = t->part[part], .scale = t->part[part + 3],
+        .dtype = t->dtype, .m = k->erows, .e_count = local_experts(r->m), .n = out, .k = in);
     return TSR_OK;
 }
 
 static tsr_status experts(run *r, const tsr_expert_table *t, moe_saved *k)
 {
     const tsr_spec *s = r->spec;
-    int64_t in = width_of(s), size = r->n * s->top_k * s->moe_inter;
-    TSR_TRY(grouped(r, t, TSR_PART_GATE, k->xs, k->g, s->moe_inter, in, k));
-    TSR_TRY(grouped(r, t, TSR_PART_UP, k->xs, k->u, s->moe_inter, in, k));
+    int64_t in = width_of(s), size = k->erows * s->moe_inter;
+    TSR_TRY(grouped(r, t, TSR_PART_GATE, k->xe, k->g, s->moe_inter, in, k));
+    TSR_TRY(grouped(r, t, TSR_PART_UP, k->xe, k->u, s->moe_inter, in, k));
     RUN(r, glu_fwd, .y = k->a, .g = k->g, .u = k->u, .n = size,
         .kind = s->situ ? TSR_GLU_SITU : TSR_GLU_SWIGLU, .b1 = (float)s->situ_beta,
         .b2 = (float)s->situ_linear_beta);
-    return grouped(r, t, TSR_PART_DOWN, k->a, k->y, in, s->moe_inter, k);
+    return grouped(r, t, TSR_PART_DOWN, k->a, k->ye, in, s->moe_inter, k);
 }
 
 /* The distinct experts of this call, ascending. */
@@ -133,20 +133,36 @@ static tsr_expert_table training_table(const layer_params *p)
     return t;
 }
 
+/* Training: all experts are in memory, here or on other ranks. */
+static tsr_status trained(run *r, int32_t layer, moe_saved *k)
+{
+    int64_t in = width_of(r->spec);
+    tsr_expert_table t = training_table(&r->m->p.layer[layer]);
+    if (r->m->o.group == NULL) {
+        return experts(r, &t, k);
+    }
+    TSR_TRY(experts(r, &t, k));
+    return exchange_out(r, layer, k, in);
+}
+
 static tsr_status routed(run *r, int32_t layer, const float *x, moe_saved *k)
 {
     const tsr_spec *s = r->spec;
-    const layer_params *p = &r->m->p.layer[layer];
     int64_t rows = r->n * s->top_k, in = width_of(s);
-    k->xs = ws_f32(r, rows * in);
-    k->g = ws_f32(r, rows * s->moe_inter);
-    k->u = ws_f32(r, rows * s->moe_inter);
-    k->a = ws_f32(r, rows * s->moe_inter);
-    k->y = ws_f32(r, rows * in);
+    k->xs = k->xe = ws_f32(r, rows * in);
+    k->y = k->ye = ws_f32(r, rows * in);
+    k->eoffset = k->offset;
+    k->erows = rows;
     RUN(r, moe_gather, .xs = k->xs, .x = k->z, .order = k->order, .n = r->n, .k = s->top_k, .d = in);
+    if (r->m->o.group != NULL) {
+        TSR_TRY(exchange_in(r, layer, k, in));
+    }
+    int64_t most = r->m->o.group != NULL ? rows_at_most(r) : rows;
+    k->g = ws_f32(r, most * s->moe_inter);
+    k->u = ws_f32(r, most * s->moe_inter);
+    k->a = ws_f32(r, most * s->moe_inter);
     if (r->train) {
-        tsr_expert_table t = training_table(p);
-        return experts(r, &t, k);
+        return trained(r, layer, k);
     }
     if (r->m->experts != NULL && tsr_experts_all_resident(r->m->experts)) {
         tsr_expert_table t = tsr_experts_table(r->m->experts, layer);
@@ -192,11 +208,27 @@ static tsr_status grouped_bwd(run *r, int32_t layer, int part, const float *x, c
                               int64_t out, int64_t in, const moe_saved *k)
 {
     const layer_params *p = &r->m->p.layer[layer];
-    int64_t rows = r->n * r->spec->top_k;
-    RUN(r, ggemm_nn, .dx = dx, .dy = dy, .offset = k->offset, .data = p->e_data[part], .dtype = TSR_DT_F32,
-        .m = rows, .e_count = r->spec->experts, .n = out, .k = in);
-    RUN(r, ggemm_tn, .dw = p->e_grad[part], .dy = dy, .x = x, .offset = k->offset, .m = rows,
-        .e_count = r->spec->experts, .n = out, .k = in);
+    int64_t e = local_experts(r->m);
+    RUN(r, ggemm_nn, .dx = dx, .dy = dy, .offset = k->eoffset, .data = p->e_data[part], .dtype = TSR_DT_F32,
+        .m = k->erows, .e_count = e, .n = out, .k = in);
+    RUN(r, ggemm_tn, .dw = p->e_grad[part], .dy = dy, .x = x, .offset = k->eoffset, .m = k->erows,
+        .e_count = e, .n = out, .k = in);
+    return TSR_OK;
+}
+
+/* Through the experts here: dx [erows][in] =, from dy [erows][in], which is used up. */
+static tsr_status experts_bwd(run *r, int32_t layer, float *dy, float *dx, const moe_saved *k)
+{
+    const tsr_spec *s = r->spec;
+    int64_t in = width_of(s), inter = s->moe_inter, most = r->m->o.group != NULL ? rows_at_most(r) : k->erows;
+    float *da = ws_f32(r, most * inter), *du = ws_f32(r, most * inter);
+    TSR_TRY(grouped_bwd(r, layer, TSR_PART_DOWN, k->a, dy, da, in, inter, k));
+    RUN(r, glu_bwd, .dg = da, .du = du, .dy = da, .g = k->g, .u = k->u, .n = k->erows * inter,
+        .kind = s->situ ? TSR_GLU_SITU : TSR_GLU_SWIGLU, .b1 = (float)s->situ_beta,
+        .b2 = (float)s->situ_linear_beta);
+    TSR_TRY(grouped_bwd(r, layer, TSR_PART_GATE, k->xe, da, dx, inter, in, k));
+    TSR_TRY(grouped_bwd(r, layer, TSR_PART_UP, k->xe, du, dy, inter, in, k));
+    RUN(r, add, .y = dx, .a = dx, .b = dy, .n = k->erows * in);
     return TSR_OK;
 }
 
@@ -205,18 +237,19 @@ static tsr_status routed_bwd(run *r, int32_t layer, const float *dsum, float *dz
                              const moe_saved *k)
 {
     const tsr_spec *s = r->spec;
-    int64_t rows = r->n * s->top_k, in = width_of(s), inter = s->moe_inter;
-    float *dy = ws_f32(r, rows * in), *da = ws_f32(r, rows * inter), *du = ws_f32(r, rows * inter);
-    float *dxs = ws_f32(r, rows * in);
+    int64_t rows = r->n * s->top_k, in = width_of(s);
+    float *dy = ws_f32(r, rows * in), *dxs = ws_f32(r, rows * in);
     RUN(r, moe_combine_bwd, .dy = dy, .dw = dw, .du = dsum, .y = k->y, .w = k->w, .pos = k->pos, .n = r->n,
         .k = s->top_k, .d = in);
-    TSR_TRY(grouped_bwd(r, layer, TSR_PART_DOWN, k->a, dy, da, in, inter, k));
-    RUN(r, glu_bwd, .dg = da, .du = du, .dy = da, .g = k->g, .u = k->u, .n = rows * inter,
-        .kind = s->situ ? TSR_GLU_SITU : TSR_GLU_SWIGLU, .b1 = (float)s->situ_beta,
-        .b2 = (float)s->situ_linear_beta);
-    TSR_TRY(grouped_bwd(r, layer, TSR_PART_GATE, k->xs, da, dxs, inter, in, k));
-    TSR_TRY(grouped_bwd(r, layer, TSR_PART_UP, k->xs, du, dy, inter, in, k));
-    RUN(r, add, .y = dxs, .a = dxs, .b = dy, .n = rows * in);
+    if (r->m->o.group == NULL) {
+        TSR_TRY(experts_bwd(r, layer, dy, dxs, k));
+    } else {
+        int64_t most = rows_at_most(r);
+        float *dye = ws_f32(r, most * in), *dxe = ws_f32(r, most * in);
+        TSR_TRY(exchange_in_bwd(r, layer, k, dy, dye, in));
+        TSR_TRY(experts_bwd(r, layer, dye, dxe, k));
+        TSR_TRY(exchange_out_bwd(r, layer, k, dxe, dxs, in));
+    }
     RUN(r, moe_scatter, .dx = dz, .dxs = dxs, .pos = k->pos, .n = r->n, .k = s->top_k, .d = in);
     return TSR_OK;
 }

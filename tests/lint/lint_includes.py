@@ -5,7 +5,7 @@ import re
 import sys
 
 PUBLIC = {'format/base.h', 'format/format.h', 'format/layout.h', 'kernels/kernels.h', 'kernels/numeric.h', 'kernels/ops.def', 'model/spec.h',
-          'model/model.h', 'model/experts.h', 'model/source.h', 'model/tokenizer.h', 'model/sampler.h', 'model/generate.h', 'model/evaluate.h',
+          'model/model.h', 'model/parallel.h', 'model/experts.h', 'model/source.h', 'model/tokenizer.h', 'model/sampler.h', 'model/generate.h', 'model/evaluate.h',
           'convert/convert.h', 'convert/weights.h', 'inspect/inspect.h', 'train/data.h', 'train/dist.h', 'train/recipe.h', 'train/train.h', 'train/plan.h'}
 # format/io.h is the one door to raw file I/O: convert/ and train/ go through it too, so that faults can be injected there.
 MAY = {
@@ -16,7 +16,7 @@ MAY = {
                 'model/spec.h'},
     'inspect': {'format/base.h', 'format/format.h', 'kernels/numeric.h', 'model/spec.h', 'convert/convert.h'},
     'train': {'format/base.h', 'format/format.h', 'format/io.h', 'kernels/kernels.h', 'kernels/ops.def', 'kernels/numeric.h', 'model/spec.h',
-              'model/model.h', 'model/source.h', 'model/experts.h', 'model/tokenizer.h'},
+              'model/model.h', 'model/parallel.h', 'model/source.h', 'model/experts.h', 'model/tokenizer.h'},
     'cli': PUBLIC,
     'examples': {'format/base.h', 'format/format.h'},
 }
