@@ -193,6 +193,27 @@ static tsr_status check_name(const extension *x, const char *dst, tsr_err *err)
     return TSR_OK;
 }
 
+static void keep_first(void *payload, const tsr_finding *f)
+{
+    tsr_err *out = payload;
+    if (out->msg[0] == '\0' && f->code != TSR_OK) {
+        (void)TSR_ERR(out, f->code, "%s: %s: %s", f->file, f->item, f->what);
+    }
+}
+
+/* Every byte, since linked shards bring along what lies between the tensors too. */
+static tsr_status check_source(const extension *x, tsr_err *err)
+{
+    tsr_verify_report report;
+    tsr_err why = { 0 };
+    const char *path = tsr_ckpt_path(x->src);
+    TSR_TRY(tsr_verify(path, TSR_VERIFY_FULL, 0, keep_first, &why, NULL, &report, err));
+    if (report.worst != TSR_OK) {
+        TSR_FAIL(err, report.worst == TSR_E_MISSING ? TSR_E_MISSING : TSR_E_FORMAT, "%s: %s", path, why.msg);
+    }
+    return TSR_OK;
+}
+
 /* ---- tensors --------------------------------------------------------------------------------------------------------- */
 
 static tsr_status list_tensors(extension *x, tsr_err *err)
@@ -212,7 +233,8 @@ static tsr_status list_tensors(extension *x, tsr_err *err)
         }
         bool moment = starts(t.name, "optim.") && !starts(t.name, "optim.master.");
         place[i] = -1;
-        if (moment && !x->o->keep_optimizer) {
+        if (moment &&
+            (x->state == NULL || !x->o->keep_optimizer)) { /* without their count moments mean nothing */
             x->report.optim_dropped++;
             continue;
         }
@@ -425,6 +447,7 @@ static tsr_status decide(extension *x, const char *dst, tsr_err *err)
 
 static tsr_status gather(extension *x, tsr_err *err)
 {
+    TSR_TRY(check_source(x, err));
     TSR_TRY(list_tensors(x, err));
     TSR_TRY(read_cut(x, err));
     TSR_TRY(take_assets(x, err));
