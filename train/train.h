@@ -79,16 +79,30 @@ TSR_NODISCARD tsr_status tsr_train(const tsr_train_opts *o, tsr_train_result *ou
 
 /* ---- extension ------------------------------------------------------------------------------------------------------ */
 
+/* What an extension did. Texts are borrowed from nothing: static, or in place. */
+typedef struct tsr_extend_report {
+    int64_t step, context_before, context;
+    int32_t stages_done, stages_replaced, stages_added; /* replaced: of the checkpoint's recipe, not begun */
+    char next_stage[TSR_NAME_MAX];
+    uint32_t tensors, optim_tensors, optim_dropped; /* optim_tensors: those of tensors that are moments */
+    uint32_t files, linked_files;
+    const char *positions; /* why nothing is rescaled */
+} tsr_extend_report;
+
 typedef struct tsr_extend_opts {
     int64_t context; /* of the new stage */
     const tsr_recipe *
-        recipe; /* what to train from here on; NULL: the checkpoint's, with its last stage at the new context */
-    bool keep_optimizer; /* carry the moments; else they start from zero */
+        recipe; /* what to train from here on, behind the stages that are done; NULL: the last of those once more at the new context */
+    bool
+        keep_optimizer; /* carry the moments; else they start from zero. Masters of bf16 weights are carried all the same */
     tsr_progress progress;
+    tsr_extend_report *report; /* filled on success; NULL */
 } tsr_extend_opts;
 /* A new checkpoint at dst: the same weights and, by rule, optimizer state, with the configuration's context and the training state of
- * the next stage. Whole shards are linked. TSR_E_UNSUPPORTED: positions are rotated and the family names no rule for longer
- * contexts; TSR_E_USAGE: not longer than the context it has. */
+ * the next stage. Equal shards are linked. src: what tsr_ckpt_open_any opens; weights alone need a recipe and begin at step 0 of it.
+ * TSR_E_UNSUPPORTED: positions are rotated and the family names no rule for longer contexts; TSR_E_USAGE: not longer than the context
+ * it has, in the middle of a stage, no recipe where one is needed, dst is named after another step; TSR_E_CONFLICT: dst exists, the
+ * recipe is of another model, has no stage of this context or a stage that is done; TSR_E_MISSING, TSR_E_FORMAT: of src. */
 TSR_NODISCARD tsr_status tsr_extend(const char *src, const char *dst, const tsr_extend_opts *o, tsr_err *err);
 
 #ifdef __cplusplus
