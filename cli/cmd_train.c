@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char *const synopsis[] = { "[OPTION]... RECIPE --out RUN", NULL };
 static const char *const description[] = {
@@ -39,6 +40,8 @@ static const tsr_opt options[] = {
     { "stop-at", 0, TSR_OPT_UINT, "STEP", 1, INT64_MAX, "Save and end after this step." },
     { "backend", 0, TSR_OPT_TEXT, "NAME", 0, 0,
       "What computes: auto (the default) or a name that tessera backends lists." },
+    { "timeout", 0, TSR_OPT_UINT, "SECONDS", 1, 1000000,
+      "With several ranks: how long one may wait for the others before the job ends. 600 when not given." },
     TSR_OPT_END,
 };
 static const tsr_pair examples[] = {
@@ -184,6 +187,33 @@ static tsr_status take_resume(tsr_train_opts *o, const tsr_args *a, tsr_err *err
     TSR_FAIL(err, TSR_E_USAGE, "--resume: %s: is not auto, none, or step-N", text);
 }
 
+/* Whether mpirun, or a launcher that speaks its language, has started this process. */
+static bool started_by_mpi(void)
+{
+    static const char *const names[] = { "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_MPI_TYPE" };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (getenv(names[i]) != NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static tsr_status open_dist(tsr_dist **out, const tsr_args *a, tsr_err *err)
+{
+    return started_by_mpi() ? tsr_dist_mpi_open(out, getenv("TESSERA_MPI_PLUGIN"),
+                                                (double)tsr_opt_number(a, "timeout", 600), err)
+                            : tsr_dist_self_open(out, err);
+}
+
+static tsr_status open_backend(tsr_backend **out, const tsr_cli *cli, const tsr_args *a, const tsr_dist *d,
+                               tsr_err *err)
+{
+    long processors = sysconf(_SC_NPROCESSORS_ONLN), each = processors / d->local_ranks;
+    int threads = cli->threads > 0 || d->ranks == 1 ? cli->threads : each > 1 ? (int)each : 1;
+    return tsr_backend_open(out, tsr_opt_text(a, "backend", "auto"), threads, err);
+}
+
 static tsr_status report(tsr_cli *cli, const tsr_train_opts *o, const tsr_train_result *r, tsr_err *err)
 {
     if (cli->json) {
@@ -220,6 +250,20 @@ static tsr_status train(tsr_cli *cli, const tsr_args *a, tsr_train_opts *o, tsr_
     return o->dist->rank == 0 ? report(cli, o, &r, err) : TSR_OK;
 }
 
+/* A rank that failed cannot leave the others waiting. Where all failed alike, rank 0 is the one that tells. */
+static tsr_status end_together(tsr_status st, tsr_dist *d, const tsr_err *err)
+{
+    if (st == TSR_OK || d == NULL || d->ranks == 1 || st == TSR_E_CANCELLED) {
+        return st;
+    }
+    if (d->rank != 0) {
+        (void)sleep(2);
+    }
+    (void)fprintf(stderr, "error[%s] rank %d: %s\n", tsr_status_class(st), d->rank, err->msg);
+    d->abort(d, -(int)st);
+    return st;
+}
+
 static tsr_status run(tsr_cli *cli, const tsr_args *a, tsr_err *err)
 {
     tsr_train_opts o = { .stop_at = -1 };
@@ -236,10 +280,9 @@ static tsr_status run(tsr_cli *cli, const tsr_args *a, tsr_err *err)
         return st;
     }
     st = take_sets(&override, a, "override", err);
+    st = st == TSR_OK ? open_dist(&dist, a, err) : st;
     st = st == TSR_OK ? tsr_recipe_load(&recipe, a->operands[0], set.list, set.count, err) : st;
-    st = st == TSR_OK ? tsr_dist_self_open(&dist, err) : st;
-    st = st == TSR_OK ? tsr_backend_open(&backend, tsr_opt_text(a, "backend", "auto"), cli->threads, err)
-                      : st;
+    st = st == TSR_OK ? open_backend(&backend, cli, a, dist, err) : st;
     if (st == TSR_OK) {
         o.recipe = recipe;
         o.overrides = override.list;
@@ -248,6 +291,7 @@ static tsr_status run(tsr_cli *cli, const tsr_args *a, tsr_err *err)
         o.dist = dist;
         st = train(cli, a, &o, err);
     }
+    st = end_together(st, dist, err);
     tsr_backend_close(&backend);
     tsr_dist_close(&dist);
     tsr_recipe_free(&recipe);

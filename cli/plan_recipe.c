@@ -35,8 +35,8 @@ static const row traffic[] = {
 
 bool tsr_plan_is_recipe(const char *path)
 {
-    size_t n = strlen(path);
-    if ((n > 5 && strcmp(path + n - 5, ".yaml") == 0) || (n > 4 && strcmp(path + n - 4, ".yml") == 0)) {
+    const char *dot = strrchr(path, '.');
+    if (dot != NULL && (strcmp(dot, ".yaml") == 0 || strcmp(dot, ".yml") == 0)) {
         return true;
     }
     return strchr(path, '/') == NULL && strcmp(path, "-") != 0 && strstr(path, ".json") == NULL &&

@@ -18,6 +18,7 @@ typedef struct tsr_dist tsr_dist;
 struct tsr_dist {
     const char *name;
     int32_t rank, ranks;
+    int32_t local_ranks; /* on this machine */
     /* data [count], in and out. */
     tsr_status (*all_reduce)(tsr_dist *d, void *data, size_t count, tsr_reduce what, tsr_err *err);
     /* The sum ends at root only; elsewhere data is undefined afterwards. f32. */
@@ -41,8 +42,9 @@ struct tsr_dist {
 
 /* One process: every call returns what it was given. */
 TSR_NODISCARD tsr_status tsr_dist_self_open(tsr_dist **out, tsr_err *err);
-/* The processes that mpirun started. plugin: the file tessera-mpi.so. timeout_s: how long a call may wait for the others.
- * TSR_E_UNSUPPORTED: this build has no MPI, or its library cannot be loaded. */
+/* The processes that mpirun started. MPI's code is in a plugin, tessera-mpi.so: plugin is its path, NULL: beside the program,
+ * or in the library folder. timeout_s: how long a call may wait for the others; then it fails with TSR_E_IO and names the ranks
+ * that do not answer. TSR_E_UNSUPPORTED: this build has no MPI, or its library cannot be loaded. */
 TSR_NODISCARD tsr_status tsr_dist_mpi_open(tsr_dist **out, const char *plugin, double timeout_s,
                                            tsr_err *err);
 void tsr_dist_close(tsr_dist **d);

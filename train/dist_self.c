@@ -112,6 +112,7 @@ tsr_status tsr_dist_self_open(tsr_dist **out, tsr_err *err)
     }
     **out = (tsr_dist){ .name = "self",
                         .ranks = 1,
+                        .local_ranks = 1,
                         .all_reduce = all_reduce,
                         .reduce = reduce,
                         .broadcast = broadcast,

@@ -288,6 +288,7 @@ static tsr_status loop(trainer *t, bool *stop, tsr_err *err)
         TSR_TRY(tell_held(t, err));
         t->start_ns = t->line_ns = now_ns();
     }
+    *stop = t->o->stop_at >= 0 && t->p.step >= t->o->stop_at;
     while (t->p.step < t->line.steps && !*stop) {
         int64_t in_stage;
         int32_t stage = tsr_recipe_stage_of(t->r, t->p.step, &in_stage);
@@ -306,7 +307,7 @@ static tsr_status loop(trainer *t, bool *stop, tsr_err *err)
 tsr_status tsr_train(const tsr_train_opts *o, tsr_train_result *out, tsr_err *err)
 {
     trainer *t = calloc(1, sizeof *t);
-    bool stop = o->stop_at == 0;
+    bool stop = false;
     *out = (tsr_train_result){ .step = 0 };
     if (t == NULL) {
         TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
