@@ -1,5 +1,6 @@
 /* balance.c - see balance.h. A token never sees statistics of its own step: biases change behind the step. */
 #include "train/balance.h"
+#include "train/optim.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -100,12 +101,12 @@ static tsr_status take(balance *k, int64_t max_tokens, tsr_err *err)
     return TSR_OK;
 }
 
-tsr_status balance_open(balance *out, tsr_model *m, const tsr_recipe *r, int64_t max_tokens,
-                        int64_t step_tokens, tsr_err *err)
+tsr_status balance_open(balance *out, tsr_model *m, const tsr_recipe *r, const tsr_stage *stage,
+                        int64_t max_tokens, int64_t step_tokens, tsr_err *err)
 {
     const tsr_spec *s = r->spec;
     balance *k = out;
-    *k = (balance){ .r = r, .m = m, .b = tsr_model_backend(m) };
+    *k = (balance){ .r = r, .stage = stage, .m = m, .b = tsr_model_backend(m) };
     k->watch = (tsr_route_watch){ k, watch };
     k->room = r->balance.kind == TSR_BALANCE_QUANTILE_EXACT ? step_tokens : 0;
     k->row_of = malloc((size_t)s->layers * sizeof *k->row_of);
@@ -235,8 +236,12 @@ tsr_status balance_update(balance *k, int64_t tokens, tsr_err *err)
 {
     const tsr_spec *s = k->r->spec;
     for (int32_t i = 0; i < k->layers; i++) {
-        float *bias = bias_of(k, k->row[i].layer)->data;
+        const tsr_param *p = bias_of(k, k->row[i].layer);
+        float *bias = p->data;
         tsr_status st = TSR_OK;
+        if (optim_frozen(k->stage, p->name)) {
+            continue;
+        }
         if (k->r->balance.kind == TSR_BALANCE_QUANTILE) {
             tsr_balance_solve_args a = { .bias = bias,
                                          .hist = k->hist[i],

@@ -17,6 +17,7 @@ typedef struct route_row {
 
 typedef struct balance {
     const tsr_recipe *r;
+    const tsr_stage *stage; /* biases that it freezes stay */
     tsr_model *m;
     tsr_backend *b;
     int32_t layers;  /* with experts */
@@ -38,8 +39,8 @@ typedef struct balance {
 } balance;
 
 /* max_tokens: of a forward; step_tokens: of a step on this rank (exact only). */
-tsr_status balance_open(balance *out, tsr_model *m, const tsr_recipe *r, int64_t max_tokens,
-                        int64_t step_tokens, tsr_err *err);
+tsr_status balance_open(balance *out, tsr_model *m, const tsr_recipe *r, const tsr_stage *stage,
+                        int64_t max_tokens, int64_t step_tokens, tsr_err *err);
 void balance_close(balance *k);
 /* Clears the counts, and reads the biases that the step will use. */
 tsr_status balance_begin(balance *k, tsr_err *err);

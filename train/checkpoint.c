@@ -1,5 +1,6 @@
 /* checkpoint.c - see checkpoint.h. Rank 0 writes; it asks the others for what only they hold. */
 #include "train/checkpoint.h"
+#include "format/io.h"
 #include "kernels/numeric.h"
 
 #include <dirent.h>
@@ -345,6 +346,34 @@ tsr_status find_checkpoint(const tsr_train_opts *o, char **out, tsr_err *err)
     return st;
 }
 
+static bool ends_with(const char *name, const char *end)
+{
+    size_t n = strlen(name), m = strlen(end);
+    return n >= m && strcmp(name + n - m, end) == 0;
+}
+
+/* What a killed run left: windows of its routing, checkpoints that were being removed. */
+static bool left_over(const char *name)
+{
+    return strncmp(name, ".routing-window.h5", 18) == 0 ||
+           (strncmp(name, ".step-", 6) == 0 && ends_with(name, ".removed"));
+}
+
+/* A damaged newest checkpoint was warned of already. */
+static tsr_status supersede(const tsr_train_opts *o, const char *name, tsr_err *err)
+{
+    char from[4096], to[4096], text[512];
+    (void)snprintf(from, sizeof from, "%s/%s", o->run, name);
+    (void)snprintf(to, sizeof to, "%s/superseded.%s.%lld", o->run, name, (long long)getpid());
+    if (rename(from, to) != 0) {
+        TSR_FAIL(err, TSR_E_IO, "%s: cannot be renamed: %s", from, strerror(errno));
+    }
+    (void)snprintf(text, sizeof text, "%s lies behind the step that training goes on from: renamed to %s",
+                   name, strrchr(to, '/') + 1);
+    note(o, o->resume == TSR_RESUME_STEP, text);
+    return TSR_OK;
+}
+
 tsr_status set_aside(const tsr_train_opts *o, int64_t step, tsr_err *err)
 {
     DIR *dir = opendir(o->run);
@@ -354,24 +383,16 @@ tsr_status set_aside(const tsr_train_opts *o, int64_t step, tsr_err *err)
     tsr_status st = TSR_OK;
     const struct dirent *e;
     while (st == TSR_OK && (e = readdir(dir)) != NULL) {
-        char from[4096], to[4096], text[512], *end;
+        char path[4096], *end;
+        if (left_over(e->d_name)) {
+            (void)snprintf(path, sizeof path, "%s/%s", o->run, e->d_name);
+            TSR_IGNORE(tsr_fs_remove_tree(path, NULL)); /* tidying must not stop a run */
+        }
         if (strncmp(e->d_name, "step-", 5) != 0) {
             continue;
         }
         long long at = strtoll(e->d_name + 5, &end, 10);
-        if (*end != '\0' || at <= step) {
-            continue;
-        }
-        (void)snprintf(from, sizeof from, "%s/%s", o->run, e->d_name);
-        (void)snprintf(to, sizeof to, "%s/superseded.%s.%lld", o->run, e->d_name, (long long)getpid());
-        if (rename(from, to) != 0) {
-            st = TSR_ERR(err, TSR_E_IO, "%s: cannot be renamed: %s", from, strerror(errno));
-        } else {
-            (void)snprintf(text, sizeof text,
-                           "%s lies behind the step that training goes on from: renamed to %s", e->d_name,
-                           strrchr(to, '/') + 1);
-            note(o, true, text);
-        }
+        st = *end == '\0' && at > step ? supersede(o, e->d_name, err) : TSR_OK;
     }
     (void)closedir(dir);
     return st;

@@ -207,13 +207,20 @@ bool optim_matches(const char *pattern, const char *name)
     return *pattern == '\0';
 }
 
+bool optim_frozen(const tsr_stage *s, const char *name)
+{
+    for (int32_t k = 0; k < s->freeze_count; k++) {
+        if (optim_matches(s->freeze[k], name)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void optim_freeze(optim *o, const tsr_stage *s)
 {
     for (int64_t i = 0; i < o->count; i++) {
-        o->list[i].frozen = false;
-        for (int32_t k = 0; k < s->freeze_count; k++) {
-            o->list[i].frozen = o->list[i].frozen || optim_matches(s->freeze[k], o->list[i].p->name);
-        }
+        o->list[i].frozen = optim_frozen(s, o->list[i].p->name);
     }
 }
 

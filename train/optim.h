@@ -45,6 +45,8 @@ tsr_status optim_step(optim *o, double lr, double decay_factor, double grad_scal
 /* "exp_avg", "exp_avg_sq", "momentum"; NULL beyond the last. */
 const char *optim_state_name(const optim_param *p, int which);
 float *optim_state_of(const optim_param *p, int which);
+/* The stage leaves the parameter of this name as it is. */
+bool optim_frozen(const tsr_stage *s, const char *name);
 /* True when name matches pattern with * and ?. */
 bool optim_matches(const char *pattern, const char *name);
 

@@ -16,6 +16,9 @@ static void scale_rows(float *w, int64_t first, int64_t rows, int64_t cols, doub
 static tsr_status change(trainer *t, const tsr_param *p, const float *most, int64_t per_head, int64_t half,
                          int64_t full, tsr_err *err)
 {
+    if (optim_frozen(&t->r->stage[t->feed.at], p->name)) {
+        return TSR_OK;
+    }
     size_t bytes = (size_t)p->count * sizeof(float);
     float *host = malloc(bytes);
     if (host == NULL) {

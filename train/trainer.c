@@ -60,9 +60,10 @@ static tsr_status hold_folder(trainer *t, tsr_err *err)
 static tsr_status take_memory(trainer *t, tsr_err *err)
 {
     const tsr_recipe *r = t->r;
-    int64_t step_tokens = t->feed.batch * r->stage[t->feed.at].context;
-    optim_freeze(&t->optim, &r->stage[t->feed.at]);
-    return balance_open(&t->balance, t->m, r, t->feed.max_tokens, step_tokens, err);
+    const tsr_stage *s = &r->stage[t->feed.at];
+    int64_t step_tokens = t->feed.batch * s->context;
+    optim_freeze(&t->optim, s);
+    return balance_open(&t->balance, t->m, r, s, t->feed.max_tokens, step_tokens, err);
 }
 
 static tsr_status open_files(trainer *t, tsr_err *err)
