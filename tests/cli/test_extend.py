@@ -140,6 +140,26 @@ class Carried(ExtendCase):
         self.ok('verify', self.path('more'), '--deep')
         self.assertEqual(facts['linked_files'], facts['files'])
 
+    def test_recipe_with_a_config(self):
+        """The model as a config.json in the recipe: its context is raised there too, other keys stay."""
+        config = json.load(open(os.path.join(self.short(), 'assets', 'config.json')))
+        config['text_config']['note'] = 'stays'
+        config['text_config']['model_max_length'] = 16
+        config['max_position_embeddings'] = 16
+        write(self.path('config.json'), json.dumps(config))
+        model = 'model:\n  config: config.json\n'
+        self.train(self.recipe('given.yaml', SHORT, model=model), 'given')
+        src, dst = self.path('given', 'step-00000004'), self.path('run', 'step-00000004')
+        os.mkdir(self.path('run'))
+        self.ok('extend', src, dst, '--context', 64)
+        for got in [self.manifest(dst)['config'], json.load(open(os.path.join(dst, 'assets', 'config.json'))),
+                    self.state(dst)['recipe']['model']['config']]:
+            text = got['text_config']
+            self.assertEqual((text['max_position_embeddings'], text['model_max_length'], got['max_position_embeddings']), (64, 64, 64))
+            self.assertEqual(text['note'], 'stays')
+        self.train(self.path('given.yaml'), 'run')
+        self.fails(2, 'promises', 'extend', self.path('run', 'step-00000008'), self.path('x'), '--context', 64)
+
     def test_from_a_tar_and_a_run(self):
         src = self.short()
         self.ok('pack', src, self.path('old.tar'))
