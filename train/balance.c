@@ -202,12 +202,15 @@ static tsr_status update_exact(balance *k, int32_t i, float *bias)
 {
     const tsr_spec *s = k->r->spec;
     double *host = malloc((size_t)s->experts * sizeof *host), mean = 0;
-    float *low = k->row[i].bias;
-    if (host == NULL) {
+    const float *old = k->row[i].bias;
+    float *fresh = malloc((size_t)s->experts * sizeof *fresh);
+    if (host == NULL || fresh == NULL) {
+        free(host);
+        free(fresh);
         return TSR_E_LIMIT;
     }
     for (int64_t j = 0; j < s->experts; j++) {
-        host[j] = -(double)low[j];
+        host[j] = -(double)old[j];
     }
     tsr_balance_exact_args a = { .beta = k->beta,
                                  .s = k->scores + (int64_t)i * k->room * s->experts,
@@ -225,10 +228,11 @@ static tsr_status update_exact(balance *k, int32_t i, float *bias)
         mean += host[j] / (double)s->experts;
     }
     for (int64_t j = 0; j < s->experts; j++) {
-        low[j] = (float)-(host[j] - (k->r->balance.centre ? mean : 0));
+        fresh[j] = (float)-(host[j] - (k->r->balance.centre ? mean : 0));
     }
-    st = st == TSR_OK ? k->b->upload(k->b, bias, low, (size_t)s->experts * sizeof(float)) : st;
+    st = st == TSR_OK ? k->b->upload(k->b, bias, fresh, (size_t)s->experts * sizeof(float)) : st;
     free(host);
+    free(fresh);
     return st;
 }
 
@@ -256,7 +260,7 @@ tsr_status balance_update(balance *k, int64_t tokens, tsr_err *err)
         } else if (k->r->balance.kind == TSR_BALANCE_QUANTILE_EXACT) {
             st = k->seen[i] * s->top_k >= s->experts ? update_exact(k, i, bias) : TSR_OK;
         } else if (k->r->balance.kind == TSR_BALANCE_SIGN) {
-            int64_t *load = (int64_t *)k->sums;
+            int64_t *load = k->sums;
             memcpy(load, k->row[i].count, (size_t)s->experts * sizeof *load);
             if (!k->b->host) {
                 TSR_FAIL(err, TSR_E_UNSUPPORTED, "the sign rule needs a backend with host memory");
