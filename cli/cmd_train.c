@@ -267,7 +267,7 @@ static tsr_status end_together(tsr_status st, tsr_dist *d, const tsr_err *err)
 static tsr_status run(tsr_cli *cli, const tsr_args *a, tsr_err *err)
 {
     tsr_train_opts o = { .stop_at = -1 };
-    sets set, override = { .count = 0 };
+    sets set = { .count = 0 }, override = { .count = 0 };
     tsr_recipe *recipe = NULL;
     tsr_backend *backend = NULL;
     tsr_dist *dist = NULL;
@@ -276,10 +276,7 @@ static tsr_status run(tsr_cli *cli, const tsr_args *a, tsr_err *err)
     }
     tsr_status st = take_resume(&o, a, err);
     st = st == TSR_OK ? take_sets(&set, a, "set", err) : st;
-    if (st != TSR_OK) {
-        return st;
-    }
-    st = take_sets(&override, a, "override", err);
+    st = st == TSR_OK ? take_sets(&override, a, "override", err) : st;
     st = st == TSR_OK ? open_dist(&dist, a, err) : st;
     st = st == TSR_OK ? tsr_recipe_load(&recipe, a->operands[0], set.list, set.count, err) : st;
     st = st == TSR_OK ? open_backend(&backend, cli, a, dist, err) : st;

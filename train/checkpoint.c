@@ -352,10 +352,10 @@ static bool ends_with(const char *name, const char *end)
     return n >= m && strcmp(name + n - m, end) == 0;
 }
 
-/* What a killed run left: windows of its routing, checkpoints that were being removed. */
+/* What a killed run left: windows of its routing, a `latest` not yet in place, checkpoints that were being removed. */
 static bool left_over(const char *name)
 {
-    return strncmp(name, ".routing-window.h5", 18) == 0 ||
+    return strncmp(name, ".routing-window.h5", 18) == 0 || strncmp(name, ".latest.tmp-", 12) == 0 ||
            (strncmp(name, ".step-", 6) == 0 && ends_with(name, ".removed"));
 }
 

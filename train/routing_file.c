@@ -108,9 +108,10 @@ static tsr_status append(const routing_file *f, const char *path, tsr_err *err)
     for (int32_t i = 0; ok && i < f->layers; i++) {
         ok = write_layer(f, file, i, at);
     }
+    /* The length of "step" is the file's: it grows when all else is in the file, so that a kill leaves whole rows. */
     ok = ok && grow(file, "stage", H5T_NATIVE_INT64, at, rows, 0, f->stage) &&
          grow(file, "tokens", H5T_NATIVE_INT64, at, rows, 0, f->tokens) &&
-         grow(file, "step", H5T_NATIVE_INT64, at, rows, 0, f->step); /* last: its length is the file's */
+         H5Fflush(file, H5F_SCOPE_LOCAL) >= 0 && grow(file, "step", H5T_NATIVE_INT64, at, rows, 0, f->step);
     ok = H5Fclose(file) >= 0 && ok;
     return ok ? TSR_OK : TSR_ERR(err, TSR_E_IO, "%s: cannot be written", path);
 }
@@ -190,8 +191,9 @@ static bool cut_file(const char *path, const routing_file *f, int64_t step)
     if (set >= 0) {
         (void)H5Dclose(set);
     }
-    while (ok && keep < n && steps[keep] <= step) {
-        keep++;
+    int64_t last = 0; /* a kill may leave a row whose number was not written: 0 */
+    while (ok && keep < n && steps[keep] > last && steps[keep] <= step) {
+        last = steps[keep++];
     }
     for (size_t i = 0; ok && n > 0 && i < 3; i++) {
         ok = cut(file, lists[i], keep);

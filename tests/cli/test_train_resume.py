@@ -4,7 +4,7 @@ import math
 import os
 
 from traintest import TrainCase, lines_of, recipe, routing_rows, stage
-from tsrtest import main, run, write
+from tsrtest import SANITIZED, main, run, write
 
 
 class Equality(TrainCase):
@@ -54,7 +54,7 @@ class Equality(TrainCase):
         self.check(2, 5, 6, 9, 10)
 
     def test_every_step(self):
-        self.check(*range(1, 12))
+        self.check(*range(1, 12, 4 if SANITIZED else 1))
 
     def test_finished(self):
         """A finished run has nothing to do, and loses nothing."""
@@ -113,7 +113,7 @@ class Order(TrainCase):
         self.assertEqual([m['tokens'] for m in self.metrics('straight') if 'loss' in m], list(range(9, 361, 9)))
 
     def test_stops(self):
-        for k in (1, 7, 19, 20, 21, 39):
+        for k in (7, 20) if SANITIZED else (1, 7, 19, 20, 21, 39):
             with self.subTest(k=k):
                 self.train(f'k{k}', '--stop-at', k)
                 self.train(f'k{k}')
