@@ -73,6 +73,10 @@ static tsr_status open_files(trainer *t, tsr_err *err)
         return TSR_OK;
     }
     TSR_TRY(set_aside(t->o, t->from != NULL ? t->p.step : -1, err));
+    if (t->from != NULL) { /* a kill between a checkpoint and its name in "latest" left the one before */
+        const char *slash = strrchr(t->from, '/');
+        TSR_TRY(tsr_run_set_latest(t->o->run, slash != NULL ? slash + 1 : t->from, err));
+    }
     TSR_TRY(metrics_open(&t->metrics, t->o->run, t->r, t->p.step, err));
     tsr_status st = routing_open(&t->routing, t->o->run, t->r, &t->balance, t->p.step, &note, err);
     if (note != NULL) {
