@@ -43,6 +43,9 @@ static run begin(tsr_model *m, const tsr_batch *in, tsr_session *s, bool dry, ts
                   .s = s,
                   .trace = in->trace,
                   .watch = in->watch,
+                  .total = in->total,
+                  .before = in->before,
+                  .goes_on = in->goes_on,
                   .err = err };
 }
 
@@ -188,6 +191,7 @@ tsr_status tsr_model_loss(tsr_model *m, const tsr_batch *in, tsr_loss *out, tsr_
                  "borders must ascend from 0 to the end",
                  (long long)in->n, (long long)in->segs, (long long)m->o.max_tokens, (long long)m->o.max_segs);
     }
+    TSR_ASSERT(in->total == 0 || (m->o.line != NULL && in->n >= TSR_LINE_LEAST && in->n <= in->total));
     TSR_TRY(check_ids(m, in->ids, in->n, false, "token", err));
     TSR_TRY(check_ids(m, in->targets, in->n, true, "target", err));
     run r = begin(m, in, NULL, false, err);

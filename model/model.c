@@ -136,6 +136,9 @@ static tsr_status take_workspace(tsr_model *m, tsr_err *err)
     ok = ok && b->alloc(b, (void **)&m->ids, n * sizeof *m->ids) == TSR_OK;
     ok = ok && b->alloc(b, (void **)&m->targets, n * sizeof *m->targets) == TSR_OK;
     ok = ok && b->alloc(b, (void **)&m->seg, (size_t)(m->o.max_segs + 1) * sizeof *m->seg) == TSR_OK;
+    m->seg_host = malloc((size_t)(m->o.max_segs + 1) * sizeof *m->seg_host);
+    ok = ok && m->seg_host != NULL &&
+         b->alloc(b, (void **)&m->seg_line, (size_t)(m->o.max_segs + 1) * sizeof *m->seg_line) == TSR_OK;
     ok = ok && b->alloc(b, (void **)&m->losses, n * sizeof *m->losses) == TSR_OK;
     ok = ok && b->alloc(b, (void **)&m->lse, n * sizeof *m->lse) == TSR_OK;
     m->ws.base = m->ws_memory;
@@ -149,8 +152,9 @@ static tsr_status take_workspace(tsr_model *m, tsr_err *err)
 
 static void give_workspace(tsr_model *m)
 {
-    void **const blocks[] = { &m->ws_memory,    (void **)&m->ids,    (void **)&m->targets,
-                              (void **)&m->seg, (void **)&m->losses, (void **)&m->lse };
+    void **const blocks[] = { &m->ws_memory,    (void **)&m->ids,      (void **)&m->targets,
+                              (void **)&m->seg, (void **)&m->seg_line, (void **)&m->losses,
+                              (void **)&m->lse };
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
         if (*blocks[i] != NULL) {
             m->b->release(m->b, *blocks[i]);
@@ -160,7 +164,9 @@ static void give_workspace(tsr_model *m)
     free(m->route_host);
     free(m->host_f32);
     free(m->trip_order);
+    free(m->seg_host);
     m->trip_order = NULL;
+    m->seg_host = NULL;
     m->route_host = NULL;
     m->host_f32 = NULL;
 }
@@ -334,8 +340,10 @@ tsr_status tsr_model_reshape(tsr_model *m, const tsr_model_opts *o, tsr_err *err
     TSR_ASSERT(m->o.train && o->train);
     m->can_go_back = false;
     const tsr_expert_group *group = m->o.group;
+    const tsr_sequence_line *line = m->o.line;
     m->o = with_defaults(o);
     m->o.group = group;
+    m->o.line = line;
     give_workspace(m);
     m->plan.total -= m->plan.workspace;
     m->plan.workspace = workspace_of(m);

@@ -30,6 +30,7 @@ typedef struct tsr_model_opts {
     uint64_t mem_limit;    /* refuse plans beyond; 0: none */
     const tsr_expert_group
         *group; /* train: this model holds its part of the experts only; NULL: all. Borrowed */
+    const tsr_sequence_line *line; /* train: ranks that share sequences; NULL: none. Borrowed */
 } tsr_model_opts;
 
 /* Bytes of backend memory, before anything is loaded. */
@@ -125,7 +126,18 @@ typedef struct tsr_batch {
     int64_t n, segs;
     const tsr_trace *trace;
     const tsr_route_watch *watch; /* NULL */
+    /* With a line of ranks: these n tokens are the rank's share of `total` (tsr_line_first says which), and all ranks of
+     * the line make this call. before: tokens of the first segment that lie on earlier ranks; goes_on: the last segment
+     * goes on on the next one. total 0: not shared, nobody else takes part. At least TSR_LINE_LEAST tokens a rank. */
+    int64_t total, before;
+    bool goes_on;
 } tsr_batch;
+#define TSR_LINE_LEAST 16
+/* The first of `total` tokens that rank has; rank == ranks: total. */
+static inline int64_t tsr_line_first(int64_t total, int32_t rank, int32_t ranks)
+{
+    return total * rank / ranks;
+}
 typedef struct tsr_loss {
     double sum;    /* of -log p over the counted targets, f64 */
     int64_t count; /* counted targets */

@@ -73,6 +73,8 @@ typedef struct run {
     int64_t banks;
     const tsr_trace *trace;
     const tsr_route_watch *watch;
+    int64_t total, before; /* total > 0: tokens are shared with a line of ranks */
+    bool goes_on;
     tsr_err *err;
 } run;
 
@@ -118,9 +120,11 @@ static inline const float *vec(const param *p)
 typedef struct kda_saved {
     float *u[3], *c[3]; /* inputs of the convolutions, and their outputs (c[2] is v) */
     float *q, *k, *rstd_q, *rstd_k, *f_a, *z, *g, *beta, *o, *states, *g_a, *gate, *normed, *rstd;
+    float *history[3]; /* of a line: last inputs of the convolutions on the rank before */
 } kda_saved;
 typedef struct mla_saved {
     float *q_a, *rstd_qa, *q_an, *q, *kv_a, *c, *rstd_c, *kv, *o, *lse, *gate, *gated;
+    float *qx, *cx, *krx, *ox; /* of a line: with the rows that stand before, which have queries of zero */
 } mla_saved;
 typedef struct mlp_saved {
     float *g, *u, *a;
@@ -194,6 +198,30 @@ tsr_status exchange_in_bwd(run *r, int32_t layer, const moe_saved *k, const floa
 tsr_status exchange_out_bwd(run *r, int32_t layer, const moe_saved *k, const float *dxe, float *dxs,
                             int64_t width);
 
+/* ---- layers/line.c: one sequence on several ranks --------------------------------------------------------------- */
+
+/* Whether this run talks to the other ranks of its line; a dry run counts as if it did. */
+bool in_line(const run *r);
+/* Rows this rank's attention sees: those that stand before, and its own. */
+int64_t line_rows(const run *r);
+/* Borders of the segments when the first one is longer by `more`: backend, valid until the next call. */
+tsr_status line_borders(run *r, int64_t more, const int64_t **out);
+/* Last kw - 1 rows of u go to the next rank; *history: those of the rank before, zeros where there are none. */
+tsr_status conv_history(run *r, const float *u, int64_t width, int64_t kw, float **history);
+/* Gradients of a convolution whose first segment has history: du [n][width] =, dw +=. */
+tsr_status conv_line_bwd(run *r, const float *u, const float *history, const float *w, const float *dy,
+                         float *du, float *dw, int64_t width, int64_t kw);
+/* states [segs][size]: the first one comes from the rank before; or the last one goes on, to the next rank. */
+tsr_status state_in(run *r, float **states, int64_t size);
+tsr_status state_out(run *r, const float *states, int64_t size);
+/* The same for gradients, backwards: the last one comes from the next rank; the first one goes to the rank before. */
+tsr_status dstate_in(run *r, float **dstates, int64_t size);
+tsr_status dstate_out(run *r, const float *dstates, int64_t size);
+/* all [line_rows][width]: rows [n][width] of this rank (rows `stride` apart), with those that stand before them in front. */
+tsr_status rows_before(run *r, const float *rows, int64_t stride, int64_t width, float *all);
+/* The gradient of that: drows [n][width] = what all ranks of the line have for this rank's rows. */
+tsr_status rows_before_bwd(run *r, const float *dall, int64_t width, float *drows, int64_t stride);
+
 /* y = mix of the banked vectors and cur. */
 tsr_status residual_mix(run *r, const param *norm, const param *proj, const float *cur, float *y,
                         res_saved *k);
@@ -235,6 +263,7 @@ struct tsr_model {
     int64_t *trip_numbers;           /* what they point into */
     int64_t *counts_out, *counts_in; /* host [ranks][local experts] */
     int32_t *trip_order;             /* host, two lists of rows */
+    int64_t *seg_host, *seg_line; /* with a line: borders of the segments, host and backend [max_segs + 1] */
 };
 
 struct tsr_session {

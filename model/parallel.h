@@ -20,6 +20,18 @@ typedef struct tsr_expert_group {
                        const int64_t *recv_rows, int64_t width, tsr_err *err);
 } tsr_expert_group;
 
+/* Ranks that share a sequence: each has an equal run of its tokens, in order. */
+typedef struct tsr_sequence_line {
+    void *payload;
+    int32_t rank, ranks;
+    tsr_status (*send)(void *payload, int32_t to, const void *data, size_t bytes, tsr_err *err);
+    tsr_status (*receive)(void *payload, int32_t from, void *data, size_t bytes, tsr_err *err);
+    /* bytes from each rank, in rank order. */
+    tsr_status (*gather)(void *payload, const void *send, void *recv, size_t bytes, tsr_err *err);
+    /* data [n] becomes the sum over the ranks. */
+    tsr_status (*sum)(void *payload, float *data, int64_t n, tsr_err *err);
+} tsr_sequence_line;
+
 #ifdef __cplusplus
 }
 #endif

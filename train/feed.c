@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-tsr_status feed_open(feed *f, const tsr_recipe *r, tsr_err *err)
+tsr_status feed_open(feed *f, const tsr_recipe *r, int32_t line_ranks, tsr_err *err)
 {
-    *f = (feed){ .r = r, .at = -1 };
+    *f = (feed){ .r = r, .at = -1, .line_ranks = line_ranks, .idle_target = -1 };
     for (int32_t i = 0; i < r->sources; i++) {
         tsr_status st = tsr_data_open(&f->data[i], r->source[i].path, err);
         if (st != TSR_OK) {
@@ -39,6 +39,7 @@ void feed_close(feed *f)
     free(f->ids);
     free(f->targets);
     free(f->seg);
+    free(f->seg_part);
     *f = (feed){ .at = -1 };
 }
 
@@ -98,13 +99,18 @@ tsr_status feed_stage(feed *f, int32_t stage, tsr_err *err)
     }
     f->max_segs = pieces;
     f->max_tokens = f->micro * s->context > f->held_context ? f->micro * s->context : f->held_context;
+    int64_t part = (f->max_tokens + f->line_ranks - 1) / f->line_ranks,
+            least = (int64_t)f->line_ranks * TSR_LINE_LEAST;
+    f->model_tokens = f->line_ranks == 1 ? f->max_tokens : part > least ? part : least;
     free(f->ids);
     free(f->targets);
     free(f->seg);
+    free(f->seg_part);
     f->ids = malloc((size_t)f->max_tokens * sizeof *f->ids);
     f->targets = malloc((size_t)f->max_tokens * sizeof *f->targets);
     f->seg = malloc((size_t)(f->max_segs + 1) * sizeof *f->seg);
-    if (f->ids == NULL || f->targets == NULL || f->seg == NULL) {
+    f->seg_part = malloc((size_t)(f->max_segs + 1) * sizeof *f->seg_part);
+    if (f->ids == NULL || f->targets == NULL || f->seg == NULL || f->seg_part == NULL) {
         TSR_FAIL(err, TSR_E_LIMIT, "out of memory: %lld tokens of a batch", (long long)f->max_tokens);
     }
     return TSR_OK;
@@ -175,6 +181,44 @@ tsr_batch feed_batch(feed *f, int64_t step, int64_t first, int64_t last)
         b.n = b.segs = 1;
     }
     return b;
+}
+
+static tsr_batch idle_batch(feed *f)
+{
+    f->seg_part[0] = 0;
+    f->seg_part[1] = 1;
+    return (
+        tsr_batch){ .ids = &f->idle_id, .targets = &f->idle_target, .seg = f->seg_part, .n = 1, .segs = 1 };
+}
+
+tsr_batch feed_part(feed *f, const tsr_batch *b, int32_t rank, bool *idle)
+{
+    int32_t ranks = f->line_ranks;
+    *idle = false;
+    if (ranks == 1) {
+        return *b;
+    }
+    if (b->n < (int64_t)ranks * TSR_LINE_LEAST) {
+        *idle = rank > 0;
+        return rank > 0 ? idle_batch(f) : *b;
+    }
+    int64_t first = tsr_line_first(b->n, rank, ranks), last = tsr_line_first(b->n, rank + 1, ranks);
+    tsr_batch part = { .ids = b->ids + first,
+                       .targets = b->targets + first,
+                       .seg = f->seg_part,
+                       .n = last - first,
+                       .total = b->n };
+    f->seg_part[0] = 0;
+    for (int64_t i = 0; i < b->segs; i++) {
+        int64_t from = b->seg[i], to = b->seg[i + 1];
+        if (to <= first || from >= last) {
+            continue;
+        }
+        part.before = from < first ? first - from : part.before;
+        part.goes_on = to > last;
+        f->seg_part[++part.segs] = (to < last ? to : last) - first;
+    }
+    return part;
 }
 
 /* ---- held-out text ----------------------------------------------------------------------------------------------- */

@@ -20,13 +20,16 @@ typedef struct feed {
     /* of held-out text, by the evaluation's context */
     tsr_packed *held[TSR_SOURCE_MAX];
     int64_t held_context;
+    int64_t model_tokens; /* of one forward, at most: max_tokens, or this rank's share of a line's */
+    int32_t line_ranks;
     /* one micro-batch */
     int32_t *ids, *targets;
-    int64_t *seg;
+    int64_t *seg, *seg_part;
+    int32_t idle_id, idle_target;
 } feed;
 
 /* Opens all sources. TSR_E_CONFLICT: ids beyond the model's vocabulary. */
-tsr_status feed_open(feed *f, const tsr_recipe *r, tsr_err *err);
+tsr_status feed_open(feed *f, const tsr_recipe *r, int32_t line_ranks, tsr_err *err);
 void feed_close(feed *f);
 /* Packs what a stage takes, and the held-out text of the sources it takes from. */
 tsr_status feed_stage(feed *f, int32_t stage, tsr_err *err);
@@ -39,6 +42,9 @@ int64_t feed_micros(const feed *f, int32_t ranks);
 void feed_totals(const feed *f, int64_t step, int64_t *targets, int64_t *tokens);
 /* Sequences [first, last) of a step as one batch; an empty range: one token without a target. Borrowed until the next call. */
 tsr_batch feed_batch(feed *f, int64_t step, int64_t first, int64_t last);
+/* What one rank of a line of f->line_ranks takes of a batch. Few tokens are left to the first rank; the others then get one token
+ * without a target: *idle. Borrowed until the next call. */
+tsr_batch feed_part(feed *f, const tsr_batch *b, int32_t rank, bool *idle);
 tsr_place feed_place(const feed *f, int64_t step, int64_t i);
 
 /* Held-out sequences there are, at most `most`, and the i-th of them as a batch. */

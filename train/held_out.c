@@ -35,7 +35,10 @@ static tsr_status one(trainer *t, int64_t i, int64_t most, tsr_train_eval *e, su
     int32_t source = 0;
     bool idle = i >= most;
     tsr_loss loss;
-    tsr_batch b = idle ? feed_batch(&t->feed, 0, 0, 0) : feed_held(&t->feed, i, most, &source);
+    tsr_batch all_ranks = idle ? feed_batch(&t->feed, 0, 0, 0) : feed_held(&t->feed, i, most, &source);
+    bool nothing;
+    tsr_batch b = feed_part(&t->feed, &all_ranks, line_rank(t), &nothing);
+    idle = idle || nothing;
     TSR_TRY(tsr_model_loss(t->m, &b, &loss, err));
     const float *each = tsr_model_losses(t->m);
     const tsr_data *d = t->feed.data[source];
@@ -44,7 +47,7 @@ static tsr_status one(trainer *t, int64_t i, int64_t most, tsr_train_eval *e, su
     for (int64_t k = 0; !idle && k < b.segs; k++) {
         for (int64_t j = b.seg[k]; j < b.seg[k + 1]; j++) {
             if (b.targets[j] >= 0) {
-                int32_t at = bucket_of(e, j - b.seg[k]);
+                int32_t at = bucket_of(e, j - b.seg[k] + (k == 0 ? b.before : 0));
                 e->count[at]++;
                 s->loss[at] += (double)each[j];
                 s->bytes += bytes;

@@ -26,6 +26,32 @@ static tsr_status rows(void *payload, const float *send, const int64_t *send_row
     return w->experts->all_to_all(w->experts, send, w->bytes_out, recv, w->bytes_in, err);
 }
 
+/* ---- what it asks of the ranks that share a sequence ------------------------------------------------------------------- */
+
+static tsr_status send_to(void *payload, int32_t to, const void *data, size_t bytes, tsr_err *err)
+{
+    layout *w = payload;
+    return w->line->send(w->line, data, bytes, to, err);
+}
+
+static tsr_status receive_from(void *payload, int32_t from, void *data, size_t bytes, tsr_err *err)
+{
+    layout *w = payload;
+    return w->line->receive(w->line, data, bytes, from, err);
+}
+
+static tsr_status gather(void *payload, const void *send, void *recv, size_t bytes, tsr_err *err)
+{
+    layout *w = payload;
+    return w->line->all_gather(w->line, send, recv, bytes, err);
+}
+
+static tsr_status sum(void *payload, float *data, int64_t n, tsr_err *err)
+{
+    layout *w = payload;
+    return w->line->all_reduce(w->line, data, (size_t)n, TSR_SUM_F32, err);
+}
+
 /* ---- groups -------------------------------------------------------------------------------------------------------------- */
 
 static tsr_status check(const layout *w, const tsr_recipe *r, const tsr_backend *b, tsr_err *err)
@@ -40,9 +66,6 @@ static tsr_status check(const layout *w, const tsr_recipe *r, const tsr_backend 
     if (r->spec->experts % w->ep != 0) {
         TSR_FAIL(err, TSR_E_USAGE, "%lld experts do not fall evenly on ep %d", (long long)r->spec->experts,
                  w->ep);
-    }
-    if (w->cp > 1) {
-        TSR_FAIL(err, TSR_E_UNSUPPORTED, "parallel.cp: sequences cannot be shared by ranks yet");
     }
     if (ranks > 1 && (!b->host || r->balance.kind == TSR_BALANCE_QUANTILE_EXACT)) {
         TSR_FAIL(
@@ -60,6 +83,10 @@ tsr_status layout_make(layout *w, tsr_dist *all, const tsr_recipe *r, const tsr_
     TSR_TRY(check(w, r, b, err));
     w->local_experts = (uint32_t)(r->spec->experts / w->ep);
     w->first_expert = (uint32_t)(all->rank % w->ep) * w->local_experts;
+    if (w->cp > 1) {
+        TSR_TRY(all->split(all, all->rank / w->cp, &w->line, err));
+        w->sequence = (tsr_sequence_line){ w, w->line->rank, w->cp, send_to, receive_from, gather, sum };
+    }
     if (w->ep == 1) {
         return TSR_OK;
     }

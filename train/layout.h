@@ -17,6 +17,7 @@ typedef struct layout {
     uint32_t first_expert, local_experts;
     tsr_expert_group group;       /* what the model asks of `experts` */
     size_t *bytes_out, *bytes_in; /* of its calls */
+    tsr_sequence_line sequence;   /* what it asks of `line` */
 } layout;
 
 /* TSR_E_USAGE: the recipe's numbers do not make up the ranks there are. Borrows all. */

@@ -140,9 +140,10 @@ static tsr_status open_model(trainer *t, const tsr_weight_source *src, tsr_err *
     const tsr_stage *s = &t->r->stage[t->feed.at];
     tsr_model_opts o = { .train = true,
                          .recompute = s->recompute,
-                         .max_tokens = t->feed.max_tokens,
+                         .max_tokens = t->feed.model_tokens,
                          .max_segs = t->feed.max_segs,
-                         .group = t->where.ep > 1 ? &t->where.group : NULL };
+                         .group = t->where.ep > 1 ? &t->where.group : NULL,
+                         .line = t->where.cp > 1 ? &t->where.sequence : NULL };
     TSR_TRY(tsr_model_open(&t->m, t->r->spec, src, &o, t->b, NULL, err));
     return optim_open(&t->optim, t->m, t->r, t->where.all, t->where.copies, err);
 }

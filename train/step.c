@@ -17,16 +17,17 @@ static tsr_status forward_backward(trainer *t, int64_t in_stage, double *loss, i
     for (int64_t i = 0; i < micros; i++) {
         int64_t from = first + i * t->feed.micro,
                 to = from + t->feed.micro < last ? from + t->feed.micro : last;
-        tsr_batch b = feed_batch(&t->feed, in_stage, from, to > from ? to : from);
+        tsr_batch all = feed_batch(&t->feed, in_stage, from, to > from ? to : from);
+        tsr_batch b = feed_part(&t->feed, &all, line_rank(t), &t->balance.idle);
         tsr_loss one;
-        t->balance.idle = to <= from;
+        t->balance.idle = t->balance.idle || to <= from;
         b.watch = &t->balance.watch;
         TSR_TRY(tsr_model_loss(t->m, &b, &one, err));
         TSR_TRY(tsr_model_backward(t->m, scale, err));
         sum += one.sum;
     }
     TSR_TRY(t->where.all->all_reduce(t->where.all, &sum, 1, TSR_SUM_F64, err));
-    *loss = sum * scale / (double)t->where.cp;
+    *loss = sum * scale;
     return TSR_OK;
 }
 

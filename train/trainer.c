@@ -92,7 +92,7 @@ static tsr_status open_run(trainer *t, tsr_err *err)
     TSR_TRY(hold_folder(t, err));
     TSR_TRY(resume_recipe(t, err));
     TSR_TRY(layout_make(&t->where, t->o->dist, t->r, t->b, err));
-    TSR_TRY(feed_open(&t->feed, t->r, err));
+    TSR_TRY(feed_open(&t->feed, t->r, t->where.cp, err));
     int32_t stage = tsr_recipe_stage_of(t->r, t->p.step, &in_stage);
     TSR_TRY(feed_stage(&t->feed, stage, err));
     json_t *keep = t->saver.lineage;
@@ -214,7 +214,7 @@ static tsr_status next_stage(trainer *t, int32_t stage, tsr_err *err)
     TSR_TRY(feed_stage(&t->feed, stage, err));
     tsr_model_opts o = { .train = true,
                          .recompute = s->recompute,
-                         .max_tokens = t->feed.max_tokens,
+                         .max_tokens = t->feed.model_tokens,
                          .max_segs = t->feed.max_segs };
     TSR_TRY(tsr_model_reshape(t->m, &o, err));
     balance_close(&t->balance);

@@ -43,6 +43,10 @@ static inline int32_t share_rank(const trainer *t)
 {
     return t->where.all->rank / t->where.cp;
 }
+static inline int32_t line_rank(const trainer *t)
+{
+    return t->where.all->rank % t->where.cp;
+}
 static inline int32_t shares(const trainer *t)
 {
     return t->where.all->ranks / t->where.cp;

@@ -9,6 +9,21 @@
 /* Fewer new tokens than this go one by one: a chunk costs the same for 1 and for 16. */
 #define STEP_BELOW 8
 
+/* A convolution whose first segment goes on from the rank before. */
+static tsr_status line_conv(run *r, const float *w, int i, int64_t width, kda_saved *k)
+{
+    int64_t kw = r->spec->conv_kernel, size = (kw - 1) * width;
+    float *state = ws_f32(r, r->segs * size);
+    TSR_TRY(conv_history(r, k->u[i], width, kw, &k->history[i]));
+    if (!r->dry && r->b->zero(r->b, state, (size_t)(r->segs * size) * sizeof *state) != TSR_OK) {
+        TSR_FAIL(r->err, TSR_E_IO, "%s: cannot clear memory", r->b->name);
+    }
+    TSR_TRY(copy_rows(r, state, k->history[i], kw - 1, width));
+    RUN(r, conv_fwd, .y = k->c[i], .x = k->u[i], .w = w, .seg = r->seg, .n = r->n, .c = width, .kw = kw,
+        .segs = r->segs, .x_stride = width, .y_stride = width, .state = state);
+    return TSR_OK;
+}
+
 /* Projections, convolutions, norms of q and k. */
 static tsr_status inputs(run *r, int32_t layer, const float *x, kda_saved *k)
 {
@@ -20,6 +35,10 @@ static tsr_status inputs(run *r, int32_t layer, const float *x, kda_saved *k)
         k->u[i] = ws_f32(r, n * width);
         k->c[i] = ws_f32(r, n * width);
         TSR_TRY(linear(r, w[i], x, 0, k->u[i], 0, n, false));
+        if (in_line(r)) {
+            TSR_TRY(line_conv(r, vec(conv[i]), i, width, k));
+            continue;
+        }
         RUN(r, conv_fwd, .y = k->c[i], .x = k->u[i], .w = vec(conv[i]), .seg = r->seg, .n = n, .c = width,
             .kw = kw, .segs = r->segs, .x_stride = width, .y_stride = width,
             .state = r->s != NULL ? r->s->conv[layer] + i * (kw - 1) * width : NULL);
@@ -71,6 +90,9 @@ static tsr_status attend(run *r, int32_t layer, kda_saved *k)
             .beta = k->beta, .seg = r->seg, .n = r->n, .h = h, .dk = d, .dv = d, .segs = r->segs);
         return TSR_OK;
     }
+    if (in_line(r)) {
+        TSR_TRY(state_in(r, &state, h * d * d));
+    }
     k->states = r->train ? ws_f32(r, (r->n / chunk + r->segs) * h * d * d) : NULL;
     tsr_kda_fwd_args a = { .o = k->o,
                            .state = state,
@@ -94,7 +116,7 @@ static tsr_status attend(run *r, int32_t layer, kda_saved *k)
     if (!r->dry && tsr_kda_fwd(r->b, &a) != TSR_OK) {
         TSR_FAIL(r->err, TSR_E_IO, "%s: the device failed in kda_fwd", r->b->name);
     }
-    return TSR_OK;
+    return in_line(r) ? state_out(r, state, h * d * d) : TSR_OK;
 }
 
 tsr_status kda_forward(run *r, int32_t layer, const float *x, float *y, kda_saved *k)
@@ -132,6 +154,12 @@ static tsr_status inputs_bwd(run *r, int32_t layer, const float *x, float *const
         .scale = 1);
     float *du = ws_f32(r, n * width);
     for (int i = 0; i < 3; i++) {
+        if (in_line(r)) {
+            TSR_TRY(conv_line_bwd(r, k->u[i], k->history[i], vec(conv[i]), dqkv[i], du, conv[i]->pub.grad,
+                                  width, s->conv_kernel));
+            TSR_TRY(linear_bwd(r, w[i], x, 0, du, 0, dx, 0, n, true));
+            continue;
+        }
         RUN(r, conv_bwd, .dx = du, .dw = conv[i]->pub.grad, .dy = dqkv[i], .x = k->u[i], .w = vec(conv[i]),
             .seg = r->seg, .n = n, .c = width, .kw = s->conv_kernel, .segs = r->segs, .x_stride = width,
             .dy_stride = width, .dx_stride = width);
@@ -197,11 +225,19 @@ tsr_status kda_backward(run *r, int32_t layer, const float *x, const float *dy, 
                            .segs = r->segs,
                            .chunk = r->m->o.kda_chunk,
                            .bounded = s->gate_lower_bound < 0 };
+    float *dlast = NULL, *dfirst = NULL;
+    if (in_line(r)) {
+        TSR_TRY(dstate_in(r, &dlast, h * d * d));
+        dfirst = ws_f32(r, r->segs * h * d * d);
+        a.dstate = dlast;
+        a.dstate0 = dfirst;
+    }
     a.workspace_bytes = tsr_kda_bwd_workspace(&a);
     a.workspace = ws_bytes(r, a.workspace_bytes);
     if (!r->dry && tsr_kda_bwd(r->b, &a) != TSR_OK) {
         TSR_FAIL(r->err, TSR_E_IO, "%s: the device failed in kda_bwd", r->b->name);
     }
+    TSR_TRY(in_line(r) ? dstate_out(r, dfirst, h * d * d) : TSR_OK);
     TSR_TRY(inputs_bwd(r, layer, x, dqkv, dx, k));
     return gates_bwd(r, layer, x, dg, dbeta, dx, k);
 }

@@ -61,6 +61,41 @@ static tsr_status expanded(run *r, int32_t layer, mla_saved *k)
     return TSR_OK;
 }
 
+/* The same on a line of ranks: keys that stand before are gathered as what they were compressed to. */
+static tsr_status line_expanded(run *r, int32_t layer, mla_saved *k)
+{
+    const tsr_spec *s = r->spec;
+    const layer_params *p = &r->m->p.layer[layer];
+    int64_t n = r->n, h = s->mla_heads, rank = s->kv_lora, row = rank + s->qk_rope,
+            dq = h * (s->qk_nope + s->qk_rope), all = line_rows(r), more = all - n, dv = h * s->v_head;
+    const int64_t *seg;
+    k->c = ws_f32(r, n * rank);
+    k->rstd_c = ws_f32(r, n);
+    k->cx = ws_f32(r, all * rank);
+    k->krx = ws_f32(r, all * (s->qk_rope > 0 ? s->qk_rope : 1));
+    k->qx = ws_f32(r, all * dq);
+    k->ox = ws_f32(r, all * dv);
+    k->kv = ws_f32(r, all * h * (s->qk_nope + s->v_head));
+    k->lse = ws_f32(r, all * h);
+    RUN(r, rmsnorm_fwd, .y = k->c, .rstd = k->rstd_c, .x = k->kv_a, .w = vec(p->kv_a_norm), .n = n, .d = rank,
+        .x_stride = row, .y_stride = rank, .eps = (float)s->lora_eps);
+    TSR_TRY(rows_before(r, k->c, rank, rank, k->cx));
+    if (s->qk_rope > 0) {
+        TSR_TRY(rows_before(r, k->kv_a + rank, row, s->qk_rope, k->krx));
+    }
+    TSR_TRY(linear(r, p->kv_b, k->cx, 0, k->kv, 0, all, false));
+    if (!r->dry && more > 0 && r->b->zero(r->b, k->qx, (size_t)(more * dq) * sizeof(float)) != TSR_OK) {
+        TSR_FAIL(r->err, TSR_E_IO, "%s: cannot clear memory", r->b->name);
+    }
+    TSR_TRY(copy_rows(r, k->qx + more * dq, k->q, n, dq));
+    TSR_TRY(line_borders(r, more, &seg));
+    RUN(r, mla_fwd, .o = k->ox, .lse = k->lse, .q = k->qx, .kv = k->kv, .kr = k->krx, .seg = seg,
+        .max_logit = r->dry ? NULL : r->m->max_logits + (int64_t)layer * h, .n = all, .h = h,
+        .dn = s->qk_nope, .dr = s->qk_rope, .dv = s->v_head, .segs = r->segs, .kr_stride = s->qk_rope,
+        .scale = scale_of(s));
+    return copy_rows(r, k->o, k->ox + more * dv, n, dv);
+}
+
 /* Appends the new tokens' [c, kr] to the session's cache. */
 static tsr_status append(run *r, int32_t layer, mla_saved *k)
 {
@@ -112,7 +147,9 @@ tsr_status mla_forward(run *r, int32_t layer, const float *x, float *y, mla_save
     k->kv_a = ws_f32(r, r->n * (s->kv_lora + s->qk_rope));
     k->o = ws_f32(r, r->n * s->mla_heads * s->v_head);
     TSR_TRY(linear(r, p->kv_a, x, 0, k->kv_a, 0, r->n, false));
-    TSR_TRY(r->train ? expanded(r, layer, k) : absorbed(r, layer, k));
+    TSR_TRY(in_line(r) ? line_expanded(r, layer, k)
+            : r->train ? expanded(r, layer, k)
+                       : absorbed(r, layer, k));
     return output(r, layer, x, y, k);
 }
 
@@ -135,6 +172,33 @@ static tsr_status queries_bwd(run *r, int32_t layer, const float *x, const float
     return linear_bwd(r, p->q_a, x, 0, da, 0, dx, 0, r->n, !fresh);
 }
 
+/* Of line_expanded: dq, dc [n], and the last columns of da [n]. */
+static tsr_status line_bwd(run *r, int32_t layer, const float *dout, float *dq, float *dc, float *da,
+                           const mla_saved *k)
+{
+    const tsr_spec *s = r->spec;
+    const layer_params *p = &r->m->p.layer[layer];
+    int64_t n = r->n, h = s->mla_heads, rank = s->kv_lora, row = rank + s->qk_rope,
+            wq = h * (s->qk_nope + s->qk_rope), all = line_rows(r), more = all - n, wo = h * s->v_head;
+    const int64_t *seg;
+    float *doutx = ws_f32(r, all * wo), *dqx = ws_f32(r, all * wq),
+          *dkvx = ws_f32(r, all * h * (s->qk_nope + s->v_head)), *dcx = ws_f32(r, all * rank),
+          *dkrx = ws_f32(r, all * (s->qk_rope > 0 ? s->qk_rope : 1));
+    if (!r->dry && more > 0 && r->b->zero(r->b, doutx, (size_t)(more * wo) * sizeof(float)) != TSR_OK) {
+        TSR_FAIL(r->err, TSR_E_IO, "%s: cannot clear memory", r->b->name);
+    }
+    TSR_TRY(copy_rows(r, doutx + more * wo, dout, n, wo));
+    TSR_TRY(line_borders(r, more, &seg));
+    RUN(r, mla_bwd, .dq = dqx, .dkv = dkvx, .dkr = dkrx, .dout = doutx, .o = k->ox, .lse = k->lse, .q = k->qx,
+        .kv = k->kv, .kr = k->krx, .seg = seg, .n = all, .h = h, .dn = s->qk_nope, .dr = s->qk_rope,
+        .dv = s->v_head, .segs = r->segs, .kr_stride = s->qk_rope, .dkr_stride = s->qk_rope,
+        .scale = scale_of(s));
+    TSR_TRY(copy_rows(r, dq, dqx + more * wq, n, wq));
+    TSR_TRY(linear_bwd(r, p->kv_b, k->cx, 0, dkvx, 0, dcx, 0, all, false));
+    TSR_TRY(rows_before_bwd(r, dcx, rank, dc, rank));
+    return s->qk_rope > 0 ? rows_before_bwd(r, dkrx, s->qk_rope, da + rank, row) : TSR_OK;
+}
+
 tsr_status mla_backward(run *r, int32_t layer, const float *x, const float *dy, float *dx, const mla_saved *k)
 {
     const tsr_spec *s = r->spec;
@@ -151,10 +215,15 @@ tsr_status mla_backward(run *r, int32_t layer, const float *x, const float *dy, 
             .n = n * h * s->v_head);
         TSR_TRY(linear_bwd(r, p->g, x, 0, dgate, 0, dx, 0, n, false));
     }
-    RUN(r, mla_bwd, .dq = dq, .dkv = dkv, .dkr = da + rank, .dout = dout, .o = k->o, .lse = k->lse, .q = k->q,
-        .kv = k->kv, .kr = k->kv_a + rank, .seg = r->seg, .n = n, .h = h, .dn = s->qk_nope, .dr = s->qk_rope,
-        .dv = s->v_head, .segs = r->segs, .kr_stride = row, .dkr_stride = row, .scale = scale_of(s));
-    TSR_TRY(linear_bwd(r, p->kv_b, k->c, 0, dkv, 0, dc, 0, n, false));
+    if (in_line(r)) {
+        TSR_TRY(line_bwd(r, layer, dout, dq, dc, da, k));
+    } else {
+        RUN(r, mla_bwd, .dq = dq, .dkv = dkv, .dkr = da + rank, .dout = dout, .o = k->o, .lse = k->lse,
+            .q = k->q, .kv = k->kv, .kr = k->kv_a + rank, .seg = r->seg, .n = n, .h = h, .dn = s->qk_nope,
+            .dr = s->qk_rope, .dv = s->v_head, .segs = r->segs, .kr_stride = row, .dkr_stride = row,
+            .scale = scale_of(s));
+        TSR_TRY(linear_bwd(r, p->kv_b, k->c, 0, dkv, 0, dc, 0, n, false));
+    }
     RUN(r, rmsnorm_bwd, .dx = da, .dw = p->kv_a_norm->pub.grad, .dy = dc, .x = k->kv_a,
         .w = vec(p->kv_a_norm), .rstd = k->rstd_c, .n = n, .d = rank, .x_stride = row, .dx_stride = row,
         .dy_stride = rank);

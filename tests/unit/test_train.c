@@ -271,7 +271,7 @@ static void take(const char *batch, const char *micro, int64_t steps, int64_t *s
                               { "micro_tokens", micro } };
     tsr_recipe *r = recipe(sets, 4);
     feed f;
-    CHECK_OK(feed_open(&f, r, &err));
+    CHECK_OK(feed_open(&f, r, 1, &err));
     CHECK_OK(feed_stage(&f, 0, &err));
     *sequences = f.count[0];
     steps = steps > 0 ? steps : 2 * f.count[0] / f.batch;
@@ -389,7 +389,7 @@ static void state(void **unused)
                               { "model.vocab", "512" },
                               { "seed", "9007199254740991" } };
     bench_open(&k, sets, 3);
-    CHECK_OK(feed_open(&f, k.r, &err));
+    CHECK_OK(feed_open(&f, k.r, 1, &err));
     CHECK_OK(feed_stage(&f, 0, &err));
     progress_state rows[] = { { .mean_loss = NAN },
                               { .step = 4,
