@@ -56,12 +56,14 @@ static tsr_status sum(void *payload, float *data, int64_t n, tsr_err *err)
 
 static tsr_status check(const layout *w, const tsr_recipe *r, const tsr_backend *b, tsr_err *err)
 {
-    int32_t ranks = w->all->ranks, dp = r->parallel.dp > 0 ? r->parallel.dp : ranks / w->cp;
-    if (dp * w->cp != ranks || ranks % w->ep != 0) {
-        TSR_FAIL(
-            err, TSR_E_USAGE,
-            "%d ranks cannot be dp %d x cp %d with ep %d (dp x cp is the number of ranks, ep divides it)",
-            ranks, dp, w->cp, w->ep);
+    int32_t ranks = w->all->ranks, others = w->ep * w->cp,
+            dp = r->parallel.dp > 0   ? r->parallel.dp
+                 : ranks / others > 0 ? ranks / others
+                                      : 1;
+    if (dp * others != ranks) {
+        TSR_FAIL(err, TSR_E_USAGE,
+                 "%d ranks cannot be ep %d x dp %d x cp %d (start %d, or change the recipe's parallel)",
+                 ranks, w->ep, dp, w->cp, dp * others);
     }
     if (r->spec->experts % w->ep != 0) {
         TSR_FAIL(err, TSR_E_USAGE, "%lld experts do not fall evenly on ep %d", (long long)r->spec->experts,

@@ -175,7 +175,7 @@ static tsr_status read_path(const recipe_reader *r, const tsr_tree *at, const ch
         return recipe_fail(r, at, path, TSR_E_FORMAT, "must be the path of a data folder");
     }
     const char *slash = strrchr(r->name, '/');
-    int folder = slash != NULL && at->text[0] != '/' ? (int)(slash - r->name) + 1 : 0;
+    int folder = slash != NULL && at->text[0] != '/' && at->line > 0 ? (int)(slash - r->name) + 1 : 0;
     if (asprintf(out, "%.*s%s", folder, r->name, at->text) < 0) {
         *out = NULL;
         return recipe_fail(r, at, path, TSR_E_LIMIT, "out of memory");

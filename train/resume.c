@@ -32,6 +32,31 @@ static tsr_status agree_on(trainer *t, tsr_err *err)
     return TSR_OK;
 }
 
+/* Data may have moved: where it is says the command line, that it is the same says its hash. */
+static tsr_status take_paths(tsr_recipe *own, const tsr_recipe *now, tsr_err *err)
+{
+    for (int32_t i = 0; i < own->sources; i++) {
+        for (int32_t k = 0; k < now->sources; k++) {
+            if (strcmp(own->source[i].name, now->source[k].name) == 0) {
+                char *path = strdup(now->source[k].path);
+                if (path == NULL) {
+                    TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
+                }
+                free(own->source[i].path);
+                own->source[i].path = path;
+            }
+        }
+    }
+    return TSR_OK;
+}
+
+static bool names_a_path(const char *line)
+{
+    const char *colon = strchr(line, ':');
+    return strncmp(line, "data.sources.", 13) == 0 && colon != NULL && colon - line > 5 &&
+           strncmp(colon - 5, ".path", 5) == 0;
+}
+
 /* Lines "key: a -> b" that no override asks for. */
 static void warn_of_differences(const trainer *t, const char *was, tsr_err *err)
 {
@@ -41,7 +66,7 @@ static void warn_of_differences(const trainer *t, const char *was, tsr_err *err)
     (void)err;
     for (char *save = NULL, *line = diff != NULL ? strtok_r(diff, "\n", &save) : NULL; line != NULL;
          line = strtok_r(NULL, "\n", &save)) {
-        bool asked = false;
+        bool asked = names_a_path(line);
         for (size_t i = 0; i < t->o->override_count; i++) {
             size_t n = strlen(t->o->overrides[i].key);
             asked = asked || (strncmp(line, t->o->overrides[i].key, n) == 0 && line[n] == ':');
@@ -82,6 +107,7 @@ tsr_status resume_recipe(trainer *t, tsr_err *err)
     st = st == TSR_OK ? tsr_recipe_parse(&t->own, text, strlen(text), "train.json", t->o->overrides,
                                          t->o->override_count, err)
                       : st;
+    st = st == TSR_OK ? take_paths(t->own, t->o->recipe, err) : st;
     if (st == TSR_OK) {
         t->r = t->own;
         if (first_rank(t)) {

@@ -96,7 +96,7 @@ static void every_key_is_documented(void **unused)
 {
     (void)unused;
     char *docs = slurp(TSR_TEST_ROOT "/docs/RECIPES.md");
-    tsr_recipe *r = load_ok("tiny", NULL, 0);
+    tsr_recipe *r = load_ok(TSR_TEST_ROOT "/tests/data/train/recipe.yaml", NULL, 0);
     char *json = tsr_recipe_json(r);
     int keys = 0;
     for (const char *p = json; (p = strchr(p, '"')) != NULL;) {
@@ -122,7 +122,7 @@ static void every_key_is_documented(void **unused)
 /* The recipe tiny with one piece of its text replaced. */
 static void expect_refusal(const char *from, const char *to, tsr_status code, const char *message)
 {
-    char *text = slurp(TSR_TEST_ROOT "/recipes/tiny.yaml");
+    char *text = slurp(TSR_TEST_ROOT "/tests/data/train/recipe.yaml");
     char *at = strstr(text, from);
     CHECK(at != NULL);
     char *changed;
@@ -249,7 +249,8 @@ static void settings(void **unused)
                                            { "stages.0.freeze", "[embed*, layers.0.*]" },
                                            { "log", "{samples: true}" },
                                            { "balance.kind", "sign" } };
-    tsr_recipe *plain = load_ok("tiny", NULL, 0), *r = load_ok("tiny", sets, 7);
+    tsr_recipe *plain = load_ok(TSR_TEST_ROOT "/tests/data/train/recipe.yaml", NULL, 0),
+               *r = load_ok(TSR_TEST_ROOT "/tests/data/train/recipe.yaml", sets, 7);
     assert_true(r->stage[1].lr == 1e-3 && r->stage[1].lr_final == 1e-3 * 0.1);
     assert_true(r->matrices.lr_scale == 0.5 && r->others.lr_scale == 1);
     assert_int_equal(r->stage[0].steps, 256);
@@ -293,7 +294,9 @@ static void wrong_settings(void **unused)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         tsr_recipe *r;
         tsr_err err = { 0 };
-        assert_int_equal(tsr_recipe_load(&r, "tiny", &rows[i].set, 1, &err), TSR_E_FORMAT);
+        assert_int_equal(
+            tsr_recipe_load(&r, TSR_TEST_ROOT "/tests/data/train/recipe.yaml", &rows[i].set, 1, &err),
+            TSR_E_FORMAT);
         if (strstr(err.msg, rows[i].message) == NULL) {
             fail_msg("%s: %s", rows[i].set.key, err.msg);
         }
@@ -303,7 +306,7 @@ static void wrong_settings(void **unused)
 static void paths_start_from_the_recipe(void **unused)
 {
     (void)unused;
-    char *text = slurp(TSR_TEST_ROOT "/recipes/tiny.yaml");
+    char *text = slurp(TSR_TEST_ROOT "/tests/data/train/recipe.yaml");
     tsr_recipe *r = parse_ok(text, "some/where/t.yaml");
     assert_string_equal(r->source[0].path, "some/where/text");
     tsr_recipe_free(&r);
@@ -313,7 +316,7 @@ static void paths_start_from_the_recipe(void **unused)
     assert_string_equal(r->source[0].path, "/data/text");
     tsr_recipe_free(&r);
     r = load_ok("tiny", NULL, 0);
-    assert_string_equal(r->source[0].path, "text");
+    assert_string_equal(r->source[0].path, "manuals");
     tsr_recipe_free(&r);
     free(text);
 }
@@ -387,7 +390,7 @@ static void steps_and_stages(void **unused)
 {
     (void)unused;
     int64_t in;
-    tsr_recipe *r = load_ok("tiny", NULL, 0);
+    tsr_recipe *r = load_ok(TSR_TEST_ROOT "/tests/data/train/recipe.yaml", NULL, 0);
     assert_int_equal(tsr_recipe_steps(r), 180);
     assert_int_equal(tsr_recipe_stage_of(r, 0, &in), 0);
     assert_int_equal(in, 0);

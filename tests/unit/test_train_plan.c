@@ -66,7 +66,7 @@ static void one_rank_holds_everything(void **unused)
     (void)unused;
     tsr_err err = { 0 };
     tsr_spec_sizes z;
-    tsr_recipe *r = load("tiny", NULL, 0);
+    tsr_recipe *r = load(TSR_TEST_ROOT "/tests/data/train/recipe.yaml", NULL, 0);
     tsr_train_plan p = plan_of(r, 0);
     CHECK_OK(tsr_spec_sizes_of(r->spec, &z, &err));
     assert_int_equal(p.params, z.params_total);
@@ -84,7 +84,7 @@ static void one_rank_holds_everything(void **unused)
                      p.parameters + p.gradients + p.optimizer + plan_of(r, 3).activations_recompute);
     tsr_recipe_free(&r);
     static const tsr_recipe_set adamw[] = { { "optimizer.matrices.kind", "adamw" } };
-    r = load("tiny", adamw, 1);
+    r = load(TSR_TEST_ROOT "/tests/data/train/recipe.yaml", adamw, 1);
     assert_int_equal(plan_of(r, 0).optimizer, 8 * z.params_total);
     tsr_recipe_free(&r);
 }
@@ -94,7 +94,7 @@ static void ranks_share(void **unused)
     (void)unused;
     static const tsr_recipe_set sets[] = { { "parallel", "{ep: 4, dp: 2, cp: 2}" },
                                            { "optimizer.matrices.kind", "adamw" } };
-    tsr_recipe *r = load("tiny", sets, 2);
+    tsr_recipe *r = load(TSR_TEST_ROOT "/tests/data/train/recipe.yaml", sets, 2);
     tsr_train_plan p = plan_of(r, 0);
     const uint64_t routed = 3 * 64 * 3 * 32 * 64, dense = 1914720 - routed;
     assert_int_equal(p.ranks, 16);
@@ -122,7 +122,7 @@ static void pipelines_cut_the_layers(void **unused)
 {
     (void)unused;
     static const tsr_recipe_set sets[] = { { "parallel", "{pp: 3}" } };
-    tsr_recipe *r = load("tiny", sets, 1);
+    tsr_recipe *r = load(TSR_TEST_ROOT "/tests/data/train/recipe.yaml", sets, 1);
     tsr_train_plan p = plan_of(r, 0);
     assert_int_equal(p.ranks, 3);
     assert_true(p.layers == 2 || p.layers == 1);
