@@ -257,7 +257,7 @@ static tsr_status end_together(tsr_status st, tsr_dist *d, const tsr_err *err)
         return st;
     }
     if (d->rank != 0) {
-        (void)sleep(2);
+        (void)sleep(10);
     }
     (void)fprintf(stderr, "error[%s] rank %d: %s\n", tsr_status_class(st), d->rank, err->msg);
     d->abort(d, -(int)st);

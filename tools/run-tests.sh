@@ -71,8 +71,6 @@ for path in sys.argv[2:]:
         else:
             failures += 1
             print(f"failed {t['name']}: {result}")
-print('skipped suite mpi: no code uses MPI yet')
-skipped += 1
 if sys.argv[1] != '0' and failures == 0:
     failures = 1  # a build failed
 print(f'{passed} passed, {failures} failed, {skipped} skipped')

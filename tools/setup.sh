@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Installs what Tessera needs on Debian 12+ or Ubuntu 22.04+. Idempotent; asks for root rights by sudo only when needed.
-# --tests adds what only the test suite needs.
+# --tests adds what only the test suite needs, --text the text that the main job trains on.
 set -euo pipefail
 
 packages=(gcc libc6-dev meson ninja-build pkg-config libhdf5-dev libzstd-dev libarchive-dev libjansson-dev libyajl-dev libxxhash-dev libopenblas-dev
           libpcre2-dev libyaml-dev python3)
-[ "${1:-}" = --tests ] && packages+=(clang g++ libcmocka-dev python3-h5py python3-numpy hdf5-tools mandoc clang-format)
+[ "${1:-}" = --tests ] && packages+=(clang g++ libcmocka-dev python3-h5py python3-numpy hdf5-tools mandoc clang-format
+           libopenmpi-dev openmpi-bin)
+[ "${1:-}" = --text ] && packages+=(perl-doc vim-runtime)
 
 missing=()
 for p in "${packages[@]}"; do

@@ -1,6 +1,7 @@
 """Training by several processes: the same losses as one, resume on another number of them, ranks that die or hang."""
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -45,6 +46,10 @@ class MpiCase(TrainCase):
             raise
         self.assertEqual(p.returncode, code, (o + e).decode()[-2000:])
         return o.decode(), e.decode()
+
+    def ranks_of(self, p):
+        out = subprocess.run(['pgrep', '-P', str(p.pid)], capture_output=True, text=True).stdout.split()
+        return [int(x) for x in out]
 
     def close(self, a, b, most=1e-5):
         x, y = ({m['step']: m['loss'] for m in self.metrics(r) if 'loss' in m} for r in (a, b))
@@ -122,10 +127,6 @@ class Failures(MpiCase):
             time.sleep(0.02)
         self.fail('the run does not get on')
 
-    def ranks_of(self, p):
-        out = subprocess.run(['pgrep', '-P', str(p.pid)], capture_output=True, text=True).stdout.split()
-        return [int(x) for x in out]
-
     def test_a_rank_that_is_killed_ends_the_job(self):
         self.small(steps=400)
         p = self.start(2, 'run', '--set', 'checkpoint.every=1', '--set', 'checkpoint.keep_last=3')
@@ -156,8 +157,9 @@ class Failures(MpiCase):
         self.assertEqual(p.returncode, 7, err)
         self.assertIn(b'rank 1: no answer for 3 s', err)
 
+
+class Killed(MpiCase):
     def test_everybody_killed_at_random(self):
-        import random
         rng, steps = random.Random(5), 12
         self.small(steps=steps, checkpoint={'every': 1, 'keep_last': 2})
         self.many(2, 'straight')
