@@ -256,8 +256,8 @@ static tsr_status end_together(tsr_status st, tsr_dist *d, const tsr_err *err)
     if (st == TSR_OK || d == NULL || d->ranks == 1 || st == TSR_E_CANCELLED) {
         return st;
     }
-    if (d->rank != 0) {
-        (void)sleep(10);
+    if (d->rank != 0 && sleep(10) > 0) { /* a signal: rank 0 has told, and is ending the job */
+        _exit(-(int)st);
     }
     (void)fprintf(stderr, "error[%s] rank %d: %s\n", tsr_status_class(st), d->rank, err->msg);
     d->abort(d, -(int)st);

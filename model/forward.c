@@ -43,6 +43,7 @@ static run begin(tsr_model *m, const tsr_batch *in, tsr_session *s, bool dry, ts
                   .s = s,
                   .trace = in->trace,
                   .watch = in->watch,
+                  .done = in->done,
                   .total = in->total,
                   .before = in->before,
                   .goes_on = in->goes_on,
@@ -144,6 +145,11 @@ static tsr_status train_layers(run *r)
     return final_forward(r, cur, &m->final);
 }
 
+static tsr_status layer_done(run *r, int32_t layer)
+{
+    return r->done == NULL || r->dry ? TSR_OK : r->done->fn(r->done->payload, layer, r->err);
+}
+
 static tsr_status train_backward(run *r, double scale)
 {
     tsr_model *m = r->m;
@@ -172,8 +178,10 @@ static tsr_status train_backward(run *r, double scale)
             TSR_TRY(layer_backward(r, i, dcur, k));
         }
         ws_release(r, mark);
+        TSR_TRY(layer_done(r, i));
     }
-    return embed_backward(r, dcur);
+    TSR_TRY(embed_backward(r, dcur));
+    return layer_done(r, -1);
 }
 
 tsr_status tsr_model_loss(tsr_model *m, const tsr_batch *in, tsr_loss *out, tsr_err *err)

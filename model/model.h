@@ -120,12 +120,19 @@ typedef struct tsr_route_watch {
     tsr_status (*fn)(void *payload, int32_t layer, const float *s, const float *w, const int32_t *ids,
                      int64_t n, tsr_err *err);
 } tsr_route_watch;
+/* Is told when backward has added all that this call adds to the gradients of a layer's parameters: last layer first, then -1 for
+ * those of no layer. */
+typedef struct tsr_grad_watch {
+    void *payload;
+    tsr_status (*fn)(void *payload, int32_t layer, tsr_err *err);
+} tsr_grad_watch;
 typedef struct tsr_batch {
     const int32_t *ids, *targets; /* host [n]; negative targets do not count */
     const int64_t *seg; /* host [segs + 1]: sequences one behind the other, state and attention start anew */
     int64_t n, segs;
     const tsr_trace *trace;
     const tsr_route_watch *watch; /* NULL */
+    const tsr_grad_watch *done;   /* NULL; of the backward that follows */
     /* With a line of ranks: these n tokens are the rank's share of `total` (tsr_line_first says which), and all ranks of
      * the line make this call. before: tokens of the first segment that lie on earlier ranks; goes_on: the last segment
      * goes on on the next one. total 0: not shared, nobody else takes part. At least TSR_LINE_LEAST tokens a rank. */

@@ -73,6 +73,7 @@ typedef struct run {
     int64_t banks;
     const tsr_trace *trace;
     const tsr_route_watch *watch;
+    const tsr_grad_watch *done;
     int64_t total, before; /* total > 0: tokens are shared with a line of ranks */
     bool goes_on;
     tsr_err *err;

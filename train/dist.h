@@ -23,6 +23,11 @@ struct tsr_dist {
     tsr_status (*all_reduce)(tsr_dist *d, void *data, size_t count, tsr_reduce what, tsr_err *err);
     /* The sum ends at root only; elsewhere data is undefined afterwards. f32. */
     tsr_status (*reduce)(tsr_dist *d, float *data, size_t count, int32_t root, tsr_err *err);
+    /* The same begun and left to go on by itself: data is not to be touched until finish. poll, called now and then, helps it on;
+     * finish waits for all that were begun. */
+    tsr_status (*start_reduce)(tsr_dist *d, float *data, size_t count, int32_t root, tsr_err *err);
+    void (*poll)(tsr_dist *d);
+    tsr_status (*finish)(tsr_dist *d, tsr_err *err);
     tsr_status (*broadcast)(tsr_dist *d, void *data, size_t bytes, int32_t root, tsr_err *err);
     /* Blocks for and from each rank lie one behind the other, in rank order. */
     tsr_status (*all_to_all)(tsr_dist *d, const void *send, const size_t *send_bytes, void *recv,

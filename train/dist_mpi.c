@@ -23,6 +23,8 @@ typedef struct world {
 typedef struct group {
     world *w;
     MPI_Comm comm;
+    MPI_Request *begun; /* reductions that go on by themselves */
+    int count, room;
 } group;
 
 static double now(void)
@@ -144,6 +146,46 @@ static tsr_status reduce(tsr_dist *d, float *data, size_t count, int32_t root, t
     return TSR_OK;
 }
 
+static tsr_status start_reduce(tsr_dist *d, float *data, size_t count, int32_t root, tsr_err *err)
+{
+    group *g = d->impl;
+    for (size_t at = 0; at < count; at += PART) {
+        int n = (int)(count - at < PART ? count - at : PART);
+        bool here = d->rank == root;
+        if (g->count == g->room) {
+            int room = g->room > 0 ? 2 * g->room : 64;
+            MPI_Request *more = realloc(g->begun, (size_t)room * sizeof *more);
+            if (more == NULL) {
+                TSR_FAIL(err, TSR_E_LIMIT, "out of memory");
+            }
+            g->begun = more;
+            g->room = room;
+        }
+        (void)MPI_Ireduce(here ? MPI_IN_PLACE : data + at, here ? data + at : NULL, n, MPI_FLOAT, MPI_SUM,
+                          root, g->comm, &g->begun[g->count++]);
+    }
+    return TSR_OK;
+}
+
+static void poll(tsr_dist *d)
+{
+    group *g = d->impl;
+    int done;
+    if (g->count > 0 && MPI_Testall(g->count, g->begun, &done, MPI_STATUSES_IGNORE) == MPI_SUCCESS && done) {
+        g->count = 0;
+    }
+}
+
+static tsr_status finish(tsr_dist *d, tsr_err *err)
+{
+    group *g = d->impl;
+    for (int i = 0; i < g->count; i++) {
+        TSR_TRY(wait_for(g, &g->begun[i], "a sum of gradients", err));
+    }
+    g->count = 0;
+    return TSR_OK;
+}
+
 static tsr_status broadcast(tsr_dist *d, void *data, size_t bytes, int32_t root, tsr_err *err)
 {
     group *g = d->impl;
@@ -254,6 +296,7 @@ static void destroy(tsr_dist *d)
         (void)MPI_Finalize();
         free(w);
     }
+    free(g->begun);
     free(g);
     free(d);
 }
@@ -274,7 +317,7 @@ static tsr_status make(tsr_dist **out, world *w, MPI_Comm comm, int32_t local, t
     }
     (void)MPI_Comm_rank(comm, &rank);
     (void)MPI_Comm_size(comm, &ranks);
-    *g = (group){ w, comm };
+    *g = (group){ .w = w, .comm = comm };
     w->users++;
     *d = (tsr_dist){ .name = "mpi",
                      .rank = rank,
@@ -282,6 +325,9 @@ static tsr_status make(tsr_dist **out, world *w, MPI_Comm comm, int32_t local, t
                      .local_ranks = local,
                      .all_reduce = all_reduce,
                      .reduce = reduce,
+                     .start_reduce = start_reduce,
+                     .poll = poll,
+                     .finish = finish,
                      .broadcast = broadcast,
                      .all_to_all = all_to_all,
                      .all_gather = all_gather,

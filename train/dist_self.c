@@ -24,6 +24,11 @@ static tsr_status reduce(tsr_dist *d, float *data, size_t count, int32_t root, t
     return TSR_OK;
 }
 
+static void poll(tsr_dist *d)
+{
+    (void)d;
+}
+
 static tsr_status broadcast(tsr_dist *d, void *data, size_t bytes, int32_t root, tsr_err *err)
 {
     (void)d;
@@ -115,6 +120,9 @@ tsr_status tsr_dist_self_open(tsr_dist **out, tsr_err *err)
                         .local_ranks = 1,
                         .all_reduce = all_reduce,
                         .reduce = reduce,
+                        .start_reduce = reduce,
+                        .poll = poll,
+                        .finish = barrier,
                         .broadcast = broadcast,
                         .all_to_all = all_to_all,
                         .all_gather = all_gather,

@@ -163,6 +163,8 @@ tsr_status optim_open(optim *out, tsr_model *m, const tsr_recipe *r, tsr_dist *a
         }
     }
     out->b = tsr_model_backend(m);
+    out->all = all;
+    out->copies = copies;
     TSR_TRY(share_out(out, all, err));
     if (copies != all) {
         TSR_TRY(share_out(out, copies, err));
@@ -226,15 +228,23 @@ void optim_freeze(optim *o, const tsr_stage *s)
 
 /* ---- one step ------------------------------------------------------------------------------------------------------ */
 
-tsr_status optim_reduce(optim *o, tsr_err *err)
+tsr_status optim_start_reduce(optim *o, int32_t layer, tsr_err *err)
 {
     for (int64_t i = 0; i < o->count; i++) {
         optim_param *q = &o->list[i];
-        if (!q->frozen && q->group->ranks > 1) {
-            TSR_TRY(q->group->reduce(q->group, q->p->grad, (size_t)q->p->count, q->owner, err));
+        if (q->p->layer == layer && !q->frozen && q->group->ranks > 1) {
+            TSR_TRY(q->group->start_reduce(q->group, q->p->grad, (size_t)q->p->count, q->owner, err));
         }
     }
+    o->all->poll(o->all);
+    o->copies->poll(o->copies);
     return TSR_OK;
+}
+
+tsr_status optim_finish_reduce(optim *o, tsr_err *err)
+{
+    TSR_TRY(o->all->finish(o->all, err));
+    return o->copies->finish(o->copies, err);
 }
 
 tsr_status optim_norm(optim *o, tsr_dist *all, double *out, tsr_err *err)

@@ -21,6 +21,7 @@ typedef struct optim_param {
 
 typedef struct optim {
     tsr_backend *b;
+    tsr_dist *all, *copies;
     optim_param *list;
     int64_t count;
     void *state; /* one block */
@@ -36,8 +37,9 @@ tsr_status optim_open(optim *out, tsr_model *m, const tsr_recipe *r, tsr_dist *a
 void optim_close(optim *o);
 /* Marks what a stage leaves as it is. */
 void optim_freeze(optim *o, const tsr_stage *s);
-/* Sums gradients over their groups, each at its owner. */
-tsr_status optim_reduce(optim *o, tsr_err *err);
+/* Begins to sum the gradients of a layer (-1: of none) over their groups, each at its owner; and waits for all sums. */
+tsr_status optim_start_reduce(optim *o, int32_t layer, tsr_err *err);
+tsr_status optim_finish_reduce(optim *o, tsr_err *err);
 /* L2 norm of all gradients that are not frozen, over all ranks. */
 tsr_status optim_norm(optim *o, tsr_dist *all, double *out, tsr_err *err);
 /* One update, gradients scaled first; then everybody has the new parameters. */

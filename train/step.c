@@ -6,6 +6,12 @@
 
 #define MEAN_KEEPS 0.98 /* of the running mean of the loss, a step */
 
+/* The gradients of a layer are complete on this rank: they are summed while those of the layers below are made. */
+static tsr_status layer_done(void *payload, int32_t layer, tsr_err *err)
+{
+    return optim_start_reduce(payload, layer, err);
+}
+
 /* Sums of this step's losses over all ranks; gradients of the mean loss are in the parameters of each rank. */
 static tsr_status forward_backward(trainer *t, int64_t in_stage, double *loss, int64_t *tokens, tsr_err *err)
 {
@@ -13,6 +19,7 @@ static tsr_status forward_backward(trainer *t, int64_t in_stage, double *loss, i
     double sum = 0;
     feed_totals(&t->feed, in_stage, &targets, tokens);
     feed_share(&t->feed, share_rank(t), shares(t), &first, &last);
+    tsr_grad_watch done = { &t->optim, layer_done };
     double scale = targets > 0 ? 1 / (double)targets : 0;
     for (int64_t i = 0; i < micros; i++) {
         int64_t from = first + i * t->feed.micro,
@@ -22,6 +29,7 @@ static tsr_status forward_backward(trainer *t, int64_t in_stage, double *loss, i
         tsr_loss one;
         t->balance.idle = t->balance.idle || to <= from;
         b.watch = &t->balance.watch;
+        b.done = i + 1 == micros ? &done : NULL;
         TSR_TRY(tsr_model_loss(t->m, &b, &one, err));
         TSR_TRY(tsr_model_backward(t->m, scale, err));
         sum += one.sum;
@@ -86,7 +94,7 @@ tsr_status train_step(trainer *t, tsr_err *err)
     TSR_TRY(balance_begin(&t->balance, err));
     TSR_TRY(forward_backward(t, in_stage, &loss, &tokens, err));
     TSR_TRY(balance_sum(&t->balance, t->where.all, err));
-    TSR_TRY(optim_reduce(&t->optim, err));
+    TSR_TRY(optim_finish_reduce(&t->optim, err));
     TSR_TRY(optim_norm(&t->optim, t->where.all, &norm, err));
     const char *what = trouble(t, loss, norm, &action);
     if (what != NULL) {

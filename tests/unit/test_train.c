@@ -103,7 +103,7 @@ static void five_updates(bench *k, const double *norms)
         for (int64_t i = 0; i < k->o.count; i++) {
             numbers(k->o.list[i].p->grad, k->o.list[i].p->name, step, k->o.list[i].p->count);
         }
-        CHECK_OK(optim_reduce(&k->o, &err));
+        CHECK_OK(optim_finish_reduce(&k->o, &err));
         CHECK_OK(optim_norm(&k->o, k->d, &norm, &err));
         assert_true(fabs(norm / norms[step - 1] - 1) < 1e-6);
         CHECK_OK(optim_step(&k->o, 0.02 * step, 1 + 0.25 * (step - 1), 3 / norm, &err));
